@@ -1,0 +1,260 @@
+"""The CPU kernels: built from C on first use, called through ctypes.
+
+The C files hold the formulas, the orders and what the bits depend on; this file checks shapes and
+strides and passes addresses. Rows may be strided, the last axis may not: it is made contiguous.
+Threads follow `torch.get_num_threads()` and do not show in the bits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from functools import cache
+
+import torch
+
+from sgl_det.kernels import cpu_build
+
+_CODE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPES = frozenset(_CODE)
+_LINEAR = struct.Struct("=4Q4q5i4x")
+_ATTENTION = struct.Struct("=8Q6q8if4x")
+_NORM = struct.Struct("=6Q2q8if4x")
+_ROTARY = struct.Struct("=4Q2q7i4x")
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(cpu_build.build()))
+    for name in ("linear", "attention", "rms_norm", "rotary"):
+        getattr(library, f"sgl_det_{name}").argtypes = [ctypes.c_char_p]
+    library.sgl_det_silu_and_mul.argtypes = [
+        *[ctypes.c_void_p] * 2,
+        ctypes.c_int64,
+        *[ctypes.c_int] * 3,
+    ]
+    return library
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``x [..., K] @ weight [N, K].T + bias [N]`` -> [..., N] of ``out_dtype`` (x's own by default).
+
+    Each argument may be fp32, bf16 or fp16 of its own. Raises ValueError on other dtypes or shapes.
+    """
+    n, k = weight.shape
+    rows = _rows(x, k)
+    if not weight.is_contiguous():
+        raise ValueError(f"linear: weight has strides {weight.stride()}, expected contiguous rows")
+    if bias is not None and (bias.shape != (n,) or not bias.is_contiguous()):
+        raise ValueError(f"linear: bias is {tuple(bias.shape)}, expected ({n},) and contiguous")
+    m = rows.shape[0]
+    y = torch.empty((*x.shape[:-1], n), dtype=out_dtype or x.dtype)
+    _library().sgl_det_linear(
+        _LINEAR.pack(
+            rows.data_ptr(),
+            weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            y.data_ptr(),
+            rows.stride(0),
+            m,
+            n,
+            k,
+            _code(x),
+            _code(weight),
+            0 if bias is None else _code(bias),
+            _code(y),
+            torch.get_num_threads(),
+        )
+    )
+    return y
+
+
+def attention(
+    q: torch.Tensor,
+    out: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    prefix_lens: torch.Tensor | None,
+    *,
+    scale: float,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Causal attention of new tokens over a paged cache; fills and returns ``out``.
+
+    q [T, H, D]; out [T, H, E]; k_cache [slots, G, D]; v_cache [slots, G, E]; req_to_token [pool,
+    positions] int32; req_pool_indices, seq_lens [R]: tokens in the cache, the new ones included;
+    prefix_lens [R]: tokens before the new ones, or None for one new token a request (decode).
+    window: a query at position p sees keys p - window .. p. Raises ValueError on what is not held.
+    """
+    (t, h, d), (_, g, e) = q.shape, v_cache.shape
+    if h % g or k_cache.shape[1:] != (g, d) or out.shape != (t, h, e) or out.dtype != q.dtype:
+        raise ValueError(
+            f"attention: q {tuple(q.shape)}, k {tuple(k_cache.shape)}, v {tuple(v_cache.shape)}, "
+            f"out {tuple(out.shape)} {out.dtype} do not fit together"
+        )
+    if k_cache.dtype != v_cache.dtype or req_to_token.dtype != torch.int32:
+        raise ValueError(
+            f"attention: k is {k_cache.dtype}, v {v_cache.dtype}, req_to_token {req_to_token.dtype}; "
+            f"expected one dtype for the cache and int32 for req_to_token"
+        )
+    for name, x in (("q", q), ("out", out), ("k", k_cache), ("v", v_cache)):
+        if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
+            raise ValueError(f"attention: {name} has strides {x.stride()}, expected dense heads")
+    request, length = (x.to(torch.int64).contiguous() for x in (req_pool_indices, seq_lens))
+    prefix = None if prefix_lens is None else prefix_lens.to(torch.int64).contiguous()
+    new = length.numel() if prefix is None else int((length - prefix).sum())
+    if new != t:
+        raise ValueError(f"attention: q has {t} rows, the lengths say {new}")
+    _library().sgl_det_attention(
+        _ATTENTION.pack(
+            q.data_ptr(),
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            out.data_ptr(),
+            req_to_token.data_ptr(),
+            request.data_ptr(),
+            length.data_ptr(),
+            0 if prefix is None else prefix.data_ptr(),
+            q.stride(0),
+            out.stride(0),
+            k_cache.stride(0),
+            v_cache.stride(0),
+            req_to_token.stride(0),
+            length.numel(),
+            h,
+            g,
+            d,
+            e,
+            _code(q),
+            _code(k_cache),
+            torch.get_num_threads(),
+            -1 if window is None else window,
+            scale,
+        )
+    )
+    return out
+
+
+def rms_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    residual: torch.Tensor | None = None,
+    *,
+    extra: torch.Tensor | None = None,
+    var_size: int | None = None,
+    cast_first: bool = False,
+    out_dtype: torch.dtype | None = None,
+    residual_dtype: torch.dtype | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """``y = x * rsqrt(mean(x ** 2) + eps) * weight`` over the last axis, in fp32, rounded once.
+
+    With ``residual`` [..., D] x is x + residual (+ extra) in fp32, and (y, new residual) is returned,
+    the latter rounded to ``residual_dtype``. var_size: the mean is over the first elements only.
+    cast_first: x * rsqrt is rounded to the output dtype before the product with the weight.
+    """
+    d = x.shape[-1]
+    rows = _rows(x, d)
+    out_dtype = out_dtype or x.dtype
+    y_dtype = out_dtype
+    if cast_first and weight is not None:
+        y_dtype = torch.promote_types(weight.dtype, out_dtype)
+    y = torch.empty(x.shape, dtype=out_dtype)
+    left = None
+    if residual is not None:
+        residual = residual.to(residual_dtype or out_dtype).contiguous()
+        extra = None if extra is None else extra.to(x.dtype).contiguous()
+        left = torch.empty(x.shape, dtype=residual.dtype)
+    _library().sgl_det_rms_norm(
+        _NORM.pack(
+            rows.data_ptr(),
+            0 if residual is None else residual.data_ptr(),
+            0 if extra is None else extra.data_ptr(),
+            0 if weight is None else weight.data_ptr(),
+            y.data_ptr(),
+            0 if left is None else left.data_ptr(),
+            rows.shape[0],
+            rows.stride(0),
+            d,
+            var_size or d,
+            _code(x),
+            0 if weight is None else _code(weight),
+            _code(y),
+            0 if left is None else _code(left),
+            cast_first,
+            torch.get_num_threads(),
+            eps,
+        )
+    )
+    y = y if y_dtype == out_dtype else y.to(y_dtype)
+    return y if left is None else (y, left)
+
+
+def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
+    """``silu(a) * b`` of x = [a, b] [..., 2D] -> [..., D]; silu(a) is rounded to x's dtype first."""
+    d = x.shape[-1] // 2
+    x = x.contiguous()
+    y = torch.empty((*x.shape[:-1], d), dtype=x.dtype)
+    rows = x.numel() // (2 * d)
+    _library().sgl_det_silu_and_mul(
+        x.data_ptr(), y.data_ptr(), rows, d, _code(x), torch.get_num_threads()
+    )
+    return y
+
+
+def rotary(
+    x: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, head: int, neox: bool
+) -> torch.Tensor:
+    """x [T, heads * head] rotated by ``table[positions]``; table [positions, rotary] = cos | sin.
+
+    Each product and sum is rounded to x's dtype, as the eager expression does, bit for bit.
+    """
+    rows = _rows(x, x.shape[-1])
+    y = torch.empty(x.shape, dtype=x.dtype)
+    positions = positions.to(torch.int64).contiguous()
+    if positions.numel() != rows.shape[0]:
+        raise ValueError(f"rotary: {positions.numel()} positions for {rows.shape[0]} rows")
+    _library().sgl_det_rotary(
+        _ROTARY.pack(
+            rows.data_ptr(),
+            table.data_ptr(),
+            positions.data_ptr(),
+            y.data_ptr(),
+            rows.shape[0],
+            rows.stride(0),
+            rows.shape[1] // head,
+            head,
+            table.shape[1],
+            neox,
+            _code(x),
+            _code(table),
+            torch.get_num_threads(),
+        )
+    )
+    return y
+
+
+def _rows(x: torch.Tensor, d: int) -> torch.Tensor:
+    """x [..., d] as rows [T, d] whose last axis is contiguous."""
+    if x.shape[-1] != d:
+        raise ValueError(f"the last axis is {x.shape[-1]} long, expected {d}")
+    if x.dim() != 2:
+        x = x.reshape(-1, d)
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _code(x: torch.Tensor) -> int:
+    if x.dtype not in _CODE or x.device.type != "cpu":
+        raise ValueError(
+            f"the CPU kernels hold float32, bfloat16 and float16 on the CPU; "
+            f"found {x.dtype} on {x.device}"
+        )
+    return _CODE[x.dtype]

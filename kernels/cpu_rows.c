@@ -1,0 +1,142 @@
+/* Row by row:  rms_norm, silu_and_mul, rotary
+ *
+ * Dtypes      activations fp32 | bf16 | fp16; arithmetic in fp32; rounded where SGLang rounds
+ * Order       sums in 32 lanes (element mod 32) ascending, fused for squares; then lanes i, i + 16,
+ *             then i, i + 8, then the tree of sum8
+ * Bits depend on   the row - not on the number of rows, its place, strides, threads or instruction set
+ */
+#include <math.h>
+
+#include "cpu_vec.h"
+
+typedef struct {
+  const void *x, *residual, *extra, *weight;
+  void *y, *residual_out;
+  int64_t rows, ldx;
+  int d, d_var, dx, dw, dy, dr, cast_first, threads;
+  float eps;
+} norm_args;
+
+/* y = round(x * rsqrt(mean(x^2) + eps) * w), x = x + residual (+ extra) in fp32, which is also the
+ * new residual, rounded. cast_first: x * rsqrt is rounded before the product with w, as is that. */
+static void norm_row(const norm_args *p, int64_t r) {
+  float *x = sgl_det_scratch((size_t)(p->d + 32) * 4);
+  v8 sum[4] = {{0}, {0}, {0}, {0}};
+  const int dx = p->dx;
+  for (int i = 0; i < p->d; i += 8) {
+    const int n = p->d - i < 8 ? p->d - i : 8;
+    const int64_t j = r * p->d + i;
+    v8 v = cvt_n(at(p->x, dx, r * p->ldx + i), n, dx);
+    if (p->residual) {
+      v = v + cvt_n(at(p->residual, p->dr, j), n, p->dr);
+      if (p->extra) v = v + cvt_n(at(p->extra, dx, j), n, dx);
+      put_n((char *)at(p->residual_out, p->dr, j), v, n, p->dr);
+    }
+    store8(x + i, v);
+    if (i + 8 > p->d_var)
+      for (int c = 0; c < 8; c++)
+        if (i + c >= p->d_var) v[c] = 0;
+    sum[i / 8 % 4] = fma8(v, v, sum[i / 8 % 4]);
+  }
+  const float square = sum8((sum[0] + sum[2]) + (sum[1] + sum[3]));
+  const v8 scale = all8(1.0f / sqrtf(square / (float)p->d_var + p->eps));
+  for (int i = 0; i < p->d; i += 8) {
+    const int n = p->d - i < 8 ? p->d - i : 8;
+    v8 v = load8(x + i) * scale;
+    if (p->cast_first) {
+      float t[8]; /* big enough for any dtype */
+      put_n(t, v, n, p->dy);
+      v = cvt_n(t, n, p->dy);
+    }
+    if (p->weight) v = v * cvt_n(at(p->weight, p->dw, i), n, p->dw);
+    put_n((char *)at(p->y, p->dy, r * p->d + i), v, n, p->dy);
+  }
+}
+
+void sgl_det_rms_norm(const norm_args *p) {
+#pragma omp parallel for num_threads(p->threads) if (p->threads > 1) schedule(static)
+  for (int64_t r = 0; r < p->rows; r++) norm_row(p, r);
+}
+
+/* y = round(round(silu(a)) * b) for rows [a, b] of 2d elements. */
+INLINE void silu_row(const void *x, void *y, int64_t r, int d, const int dt) {
+  const void *a = at(x, dt, r * 2 * d), *b = at(a, dt, d);
+  char *to = (char *)at(y, dt, r * d);
+  for (int i = 0; i < d; i += 8) {
+    const int n = d - i < 8 ? d - i : 8;
+    const v8 v = cvt_n(at(a, dt, i), n, dt), w = cvt_n(at(b, dt, i), n, dt);
+    const i8 sign = (i8)v & (int32_t)0x80000000;
+    const v8 e = exp_8((v8)((i8)v | (int32_t)0x80000000)); /* e^-|v| */
+    const v8 s = v * pick8(sign != 0, e, all8(1.0f)) / (all8(1.0f) + e);
+    float t[8];
+    put_n(t, s, n, dt);
+    put_n(to + i * size_of(dt), cvt_n(t, n, dt) * w, n, dt);
+  }
+}
+
+void sgl_det_silu_and_mul(const void *x, void *y, int64_t rows, int d, int dt, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static)
+  for (int64_t r = 0; r < rows; r++) {
+    if (dt == F32) silu_row(x, y, r, d, F32);
+    else if (dt == BF16) silu_row(x, y, r, d, BF16);
+    else silu_row(x, y, r, d, F16);
+  }
+}
+
+typedef struct {
+  const void *x, *table; /* x [rows, heads, head]; table [positions, rotary]: cosines, then sines */
+  const int64_t *position;
+  void *y; /* contiguous */
+  int64_t rows, ldx;
+  int heads, head, rotary, neox, dx, dt, threads;
+} rotary_args;
+
+INLINE float rounded(float f, int dt) {
+  float t;
+  store1(&t, f, dt);
+  return load1(&t, dt);
+}
+
+INLINE v8 rounded8(v8 v, int dt) {
+  float t[8];
+  put8(t, v, dt);
+  return cvt8(t, dt);
+}
+
+/* Every product and sum is rounded to the dtype, as the eager code does. */
+INLINE void rotate(const rotary_args *p, int64_t r, const int dt) {
+  const int half = p->rotary / 2;
+  const void *cos = at(p->table, p->dt, p->position[r] * p->rotary), *sin = at(cos, p->dt, half);
+  for (int h = 0; h < p->heads; h++) {
+    const void *x = at(p->x, dt, r * p->ldx + (int64_t)h * p->head);
+    char *y = (char *)at(p->y, dt, (r * p->heads + h) * p->head);
+    int i = 0;
+    if (p->neox)
+      for (; i + 8 <= half; i += 8) {
+        const v8 c = rounded8(cvt8(at(cos, p->dt, i), p->dt), dt);
+        const v8 s = rounded8(cvt8(at(sin, p->dt, i), p->dt), dt);
+        const v8 a = cvt8(at(x, dt, i), dt), b = cvt8(at(x, dt, half + i), dt);
+        put8((void *)at(y, dt, i), rounded8(a * c, dt) - rounded8(b * s, dt), dt);
+        put8((void *)at(y, dt, half + i), rounded8(b * c, dt) + rounded8(a * s, dt), dt);
+      }
+    for (; i < half; i++) {
+      const int ia = p->neox ? i : 2 * i, ib = p->neox ? half + i : 2 * i + 1;
+      const float c = rounded(load1(at(cos, p->dt, i), p->dt), dt);
+      const float s = rounded(load1(at(sin, p->dt, i), p->dt), dt);
+      const float a = load1(at(x, dt, ia), dt), b = load1(at(x, dt, ib), dt);
+      store1((void *)at(y, dt, ia), rounded(a * c, dt) - rounded(b * s, dt), dt);
+      store1((void *)at(y, dt, ib), rounded(b * c, dt) + rounded(a * s, dt), dt);
+    }
+    const size_t rest = (size_t)(p->head - p->rotary) * size_of(dt);
+    memcpy(y + p->rotary * size_of(dt), at(x, dt, p->rotary), rest);
+  }
+}
+
+void sgl_det_rotary(const rotary_args *p) {
+#pragma omp parallel for num_threads(p->threads) if (p->threads > 1) schedule(static)
+  for (int64_t r = 0; r < p->rows; r++) {
+    if (p->dx == F32) rotate(p, r, F32);
+    else if (p->dx == BF16) rotate(p, r, BF16);
+    else rotate(p, r, F16);
+  }
+}

@@ -1,0 +1,40 @@
+"""What we change upstream: one file per owner, collected here explicitly.
+
+Importing this package imports neither SGLang nor torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sgl_det.patch import Patch
+from sgl_det.patches import cpu, flashinfer, launcher, requests, worker
+
+_BACKENDS = {
+    "flashinfer": flashinfer.patches,
+    "fa3": tuple,
+    "triton": tuple,
+    "torch_native": cpu.patches,
+}
+
+
+def for_launcher(ready: Callable[[dict[str, Any]], None]) -> tuple[Patch, ...]:
+    """Patches of the process that serves HTTP or holds the Engine."""
+    return (*launcher.patches(ready), *requests.patches())
+
+
+def for_worker(observer: worker.Observer) -> tuple[Patch, ...]:
+    """Patches of every scheduler process."""
+    return worker.patches(observer)
+
+
+def for_backend(name: str) -> tuple[Patch, ...]:
+    """Patches of a scheduler process that runs this attention backend."""
+    return _BACKENDS[name]()
+
+
+def all_patches() -> tuple[Patch, ...]:
+    """Every patch there is, for the ledger and for `sgl-det check`."""
+    ours = (*for_launcher(ready=None), *worker.patches(observer=None))
+    return (*ours, *(p for make in _BACKENDS.values() for p in make()))

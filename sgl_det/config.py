@@ -1,0 +1,93 @@
+"""Our own settings: one frozen record, from which the flags and the carrier variable are derived.
+
+The record travels to SGLang's worker processes in one environment variable, as JSON. The variable is
+a carrier, not an interface: it names the process that set it, and means nothing outside its tree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import MutableMapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+CARRIER = "SGL_DET_CONFIG"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """What the user asked for, and what the launcher found out before it started the workers."""
+
+    allow: tuple[str, ...] = ()
+    expect_key: str | None = None
+    # Filled in by the launcher once SGLang's own arguments are resolved.
+    backend: str | None = None
+    owner: int | None = None
+
+    def with_backend(self, backend: str) -> Config:
+        return replace(self, backend=backend)
+
+    def publish(self, environ: MutableMapping[str, str] = os.environ) -> None:
+        """Write the record where child processes find it, with this process as its owner."""
+        environ[CARRIER] = json.dumps(asdict(replace(self, owner=os.getpid())))
+
+
+def withdraw(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Take the record out of the environment: processes started from now on are SGLang's own."""
+    environ.pop(CARRIER, None)
+
+
+def published(environ: MutableMapping[str, str] = os.environ) -> Config | None:
+    """The record of the launcher or Engine whose process tree this process belongs to, or None."""
+    text = environ.get(CARRIER)
+    if not text:
+        return None
+    fields = json.loads(text)
+    config = Config(**{**fields, "allow": tuple(fields["allow"])})
+    return config if _is_self_or_ancestor(config.owner) else None
+
+
+def _is_self_or_ancestor(pid: int | None) -> bool:
+    import psutil
+
+    return pid is not None and pid in [os.getpid(), *(p.pid for p in psutil.Process().parents())]
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add our flags; every name starts with ``--det-``, so none can clash with SGLang's."""
+    group = parser.add_argument_group("determinism")
+    group.add_argument(
+        "--det-allow",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="start although NAME is refused; the claims it touches are dropped (repeatable)",
+    )
+    group.add_argument(
+        "--det-expect-key",
+        metavar="KEY",
+        help="refuse to serve unless the server's numerics key is KEY",
+    )
+
+
+def split_argv(argv: Sequence[str], prog: str) -> tuple[Config, list[str]]:
+    """Our flags as a Config, and everything else verbatim for SGLang."""
+    parser = argparse.ArgumentParser(prog=prog, allow_abbrev=False, add_help=False)
+    add_flags(parser)
+    ours, rest = parser.parse_known_args(list(argv))
+    unknown = next((a for a in rest if a.startswith("--det-")), None)
+    if unknown is not None:
+        raise ValueError(
+            f"unknown flag {unknown.partition('=')[0]}; the --det- flags are "
+            f"{', '.join(flags(parser))}"
+        )
+    return Config(allow=tuple(ours.det_allow), expect_key=ours.det_expect_key), rest
+
+
+def flags(parser: argparse.ArgumentParser | None = None) -> list[str]:
+    """The names of our flags, in the order in which they are declared."""
+    if parser is None:
+        parser = argparse.ArgumentParser(add_help=False)
+        add_flags(parser)
+    return [o for a in parser._actions for o in a.option_strings if o.startswith("--det-")]

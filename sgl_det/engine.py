@@ -1,0 +1,69 @@
+"""SGLang's offline Engine with the same patches and the same checks as the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sgl_det import config, environment, launch_hook
+
+
+def Engine(
+    *, det_allow: tuple[str, ...] = (), det_expect_key: str | None = None, **kwargs: Any
+) -> Any:
+    """Start SGLang's offline ``Engine`` deterministically.
+
+    Takes the keyword arguments of ``sglang.Engine``, and our two: refusals to lift, and the numerics
+    key to insist on. The result is an ``sglang.Engine`` with one more method, ``determinism()``,
+    whose answer is that of ``GET /determinism``.
+
+    Workers are started with `spawn`: as with SGLang's own Engine, the calling script needs an
+    ``if __name__ == "__main__"`` guard.
+
+    Raises Refused or PatchError, in one sentence, before any worker is started.
+    """
+    environment.check()
+    on_cpu = environment.use_cpu_if_no_gpu()
+    from sgl_det import startup
+
+    settings = config.Config(allow=tuple(det_allow), expect_key=det_expect_key)
+    startup.load_plugins(settings)
+    try:
+        return _start(settings, _completed(kwargs, on_cpu))
+    finally:
+        config.withdraw()
+
+
+def _completed(kwargs: dict[str, Any], on_cpu: bool) -> dict[str, Any]:
+    from sgl_det.make_model import resolve_model
+
+    if not kwargs.get("enable_deterministic_inference", True):
+        raise environment.Refused(
+            "enable_deterministic_inference is False, which switches determinism off; "
+            "leave it out or use sglang.Engine"
+        )
+    given = {"log_level": "error", **kwargs, "enable_deterministic_inference": True}
+    if on_cpu:
+        given.setdefault("device", "cpu")
+        given.setdefault("attention_backend", "torch_native")
+    if "model_path" in given:
+        given["model_path"] = str(resolve_model(given["model_path"]))
+    return given
+
+
+def _start(settings: config.Config, kwargs: dict[str, Any]) -> Any:
+    from sglang.srt.entrypoints.engine import Engine as Upstream
+    from sglang.srt.server_args import ServerArgs
+
+    from sgl_det import startup
+
+    server_args = kwargs.get("server_args") or ServerArgs(**kwargs)
+    backend, judgement = startup.decide(server_args, settings)
+    launch_hook.on_ready(lambda report: startup.expect_key(settings, report["key"]))
+
+    class DeterministicEngine(Upstream):
+        def determinism(self) -> dict[str, Any]:
+            """What this engine promises: the answer of ``GET /determinism``."""
+            states = self.loop.run_until_complete(self.tokenizer_manager.get_internal_state())
+            return startup.determinism(states[0]["sgl_det"], backend, judgement)
+
+    return DeterministicEngine(server_args=server_args)

@@ -1,0 +1,91 @@
+"""What runs inside SGLang's processes: the two entry points, and the patches that they apply.
+
+Both entry points are called in every SGLang process of an environment that has this package. They do
+nothing unless our launcher or Engine started the process tree. SGLang logs and swallows exceptions
+raised here, so a patch that does not fit ends the process instead: unpatched serving is no fallback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from sgl_det.config import Config, published
+from sgl_det.patch import Patch, PatchError, PatchSet
+
+if TYPE_CHECKING:
+    from sgl_det.backend import Backend
+
+_active: PatchSet | None = None
+
+
+def active() -> PatchSet | None:
+    """The patches applied in this process, or None."""
+    return _active
+
+
+def before_platform() -> None:
+    """Entry point ``sglang.srt.platforms``: runs before the imports that need ``sgl_kernel``.
+
+    Returns None, which tells SGLang that we bring no hardware platform of our own.
+    """
+    if published() is not None and os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
+        from sgl_det.patches import sgl_kernel_stub
+
+        sgl_kernel_stub.install()
+
+
+def register() -> None:
+    """Entry point ``sglang.srt.plugins``: patch the launcher's process or one of its workers."""
+    config = published()
+    if config is None:
+        return
+    try:
+        activate(config)
+    except PatchError as error:
+        print(f"sgl_det: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from None
+
+
+def activate(config: Config) -> PatchSet:
+    """Apply this process's patches, once. Raises PatchError, with nothing changed, on a misfit."""
+    global _active
+    if _active is None:
+        from sgl_det import launch_hook, patches, worker
+        from sgl_det.backend import BACKENDS
+
+        _allow_cpu_backend()
+        if config.owner == os.getpid():
+            found = PatchSet(patches.for_launcher(launch_hook.ready))
+        else:
+            worker.backend = BACKENDS[config.backend]
+            found = PatchSet(patches_of_worker(worker.backend))
+        found.apply()
+        _active = found
+    return _active
+
+
+def patches_of_worker(backend: Backend) -> tuple[Patch, ...]:
+    """The patches that a scheduler process applies when it runs this backend."""
+    from sgl_det import patches, worker
+
+    return (*patches.for_worker(worker), *backend.patches())
+
+
+def _allow_cpu_backend() -> None:
+    """Let SGLang accept its deterministic flag, and the radix cache, with ``torch_native``."""
+    from sglang.srt import server_args
+
+    for known, add in (
+        (
+            server_args.DETERMINISTIC_ATTENTION_BACKEND_CHOICES,
+            server_args.add_deterministic_attention_backend_choices,
+        ),
+        (
+            server_args.RADIX_SUPPORTED_DETERMINISTIC_ATTENTION_BACKEND,
+            server_args.add_radix_supported_deterministic_attention_backend_choices,
+        ),
+    ):
+        if "torch_native" not in known:
+            add(["torch_native"])

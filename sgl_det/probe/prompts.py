@@ -1,0 +1,96 @@
+"""The prompts of a probe: all different, and a function of the seed and of the server's limits."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from sgl_det.probe.client import Facts
+
+NEW_TOKENS = 32
+# Both sides of the sizes at which kernels change: 16, 32, 64 and 128 tokens.
+LENGTHS = (37, 5, 17, 1, 64, 31, 16, 33, 8, 65, 15, 63, 2, 90, 24, 127, 32, 48, 129, 7)
+# On a GPU longer prompts cost little, and reach the tiles and splits that short ones do not.
+GPU_LENGTHS = (*LENGTHS, 255, 256, 257, 400, 511, 513, 777)
+TEXTS = 6
+_WORDS = (
+    "a river carries small stones to the sea and nobody counts them twice because every stone is "
+    "worn into another shape while light moves over water in patterns that seem to return"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt: ids, or a text whose length in tokens is what the server counted."""
+
+    name: str
+    ids: tuple[int, ...] | None
+    text: str | None
+    tokens: int
+    new_tokens: int
+
+    def body(self) -> dict[str, Any]:
+        """The part of a /generate request that holds the prompt."""
+        return {"text": self.text} if self.ids is None else {"input_ids": list(self.ids)}
+
+    def digest(self) -> str:
+        """12 hex digits that stand for the prompt and the number of tokens asked for."""
+        raw = repr((self.ids, self.text, self.new_tokens)).encode()
+        return hashlib.sha256(raw).hexdigest()[:12]
+
+
+class Prompts:
+    """Makes prompts that share no first token, so that no prefix is shared by chance."""
+
+    def __init__(self, facts: Facts, seed: int, texts: list[tuple[str, list[int] | None]]):
+        self._facts, self._seed = facts, seed
+        taken = {ids[0] for _, ids in texts if ids}
+        firsts = list(range(facts.vocab_size))
+        random.Random(f"{seed}:firsts").shuffle(firsts)
+        self._firsts = [t for t in firsts if t not in taken] or firsts
+        self._made: dict[str, Prompt] = {}
+        self._count = 0
+        self.texts = [
+            Prompt(f"text-{i}", None, text, len(ids or text.encode()), NEW_TOKENS)
+            for i, (text, ids) in enumerate(texts)
+        ]
+
+    def random(self, name: str, length: int, new_tokens: int = NEW_TOKENS) -> Prompt:
+        """A random list of token ids; the same name gives the same prompt."""
+        name = f"{name}-len{length}"
+        if name not in self._made:
+            rng = random.Random(f"{self._seed}:{name}")
+            first = self._firsts[self._count % len(self._firsts)]
+            self._count += 1
+            rest = [rng.randrange(self._facts.vocab_size) for _ in range(length - 1)]
+            self._made[name] = Prompt(name, (first, *rest), None, length, new_tokens)
+        return self._made[name]
+
+    def pool(self, n: int, *, with_texts: bool = True) -> list[Prompt]:
+        """n prompts of mixed lengths; the first is the subject, seen on nearly every axis."""
+        lengths = LENGTHS if self._facts.device == "cpu" else GPU_LENGTHS
+        longest = max(1, self._facts.max_input - NEW_TOKENS)
+        ids = [self.random(f"ids-{i}", min(length, longest)) for i, length in _cycle(lengths, n)]
+        if not with_texts or n < 6:
+            return ids
+        texts = [t for t in self.texts if t.tokens <= longest][: n // 6]
+        return [*ids[: n - len(texts)], *texts]
+
+    @property
+    def subject(self) -> Prompt:
+        return self.pool(1)[0]
+
+
+def texts(seed: int) -> list[str]:
+    """Short texts of different lengths, each with another first letter."""
+    rng = random.Random(f"{seed}:texts")
+    starts = rng.sample("BCDFGHKLMNPRSTVW", TEXTS)
+    return [
+        f"{start}{' '.join(rng.choices(_WORDS, k=3 + 4 * i))}." for i, start in enumerate(starts)
+    ]
+
+
+def _cycle(values: tuple[int, ...], n: int) -> list[tuple[int, int]]:
+    return [(i, values[i % len(values)]) for i in range(n)]

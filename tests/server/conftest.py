@@ -1,0 +1,44 @@
+"""Real servers on the CPU, started once for a session and side by side."""
+
+from __future__ import annotations
+
+import pytest
+from support import CPU, arguments
+
+from sgl_det.server_process import ServerProcess
+
+
+@pytest.fixture(scope="session")
+def servers(demo_model, tmp_path_factory):
+    """Three servers: stock, ours, and ours again (a restart of equal key)."""
+    logs = tmp_path_factory.mktemp("servers")
+    argv = arguments(demo_model)
+    found = {
+        "stock": ServerProcess("sgl_det.stock", argv, log=logs / "stock.log", env=CPU),
+        "ours": ServerProcess("sgl_det.launch_server", argv, log=logs / "ours.log", env=CPU),
+        "again": ServerProcess("sgl_det.launch_server", argv, log=logs / "again.log", env=CPU),
+    }
+    try:
+        for server in found.values():
+            server.start()
+        for server in found.values():
+            server.wait_ready(400)
+        yield found
+    finally:
+        for server in found.values():
+            server.stop()
+
+
+@pytest.fixture(scope="session")
+def stock_server(servers):
+    return servers["stock"]
+
+
+@pytest.fixture(scope="session")
+def sgl_det_server(servers):
+    return servers["ours"]
+
+
+@pytest.fixture(scope="session")
+def restarted_server(servers):
+    return servers["again"]
