@@ -19,9 +19,11 @@ from sgl_det.probe import compare_reports, run_probe
 from sgl_det.probe.table import DIVERGED, Report
 from sgl_det.server_process import ServerProcess
 
+# Four 8B models share one GPU. Batches above 64 decode without a CUDA graph.
 POOL = ("--max-total-tokens", "60000", "--max-running-requests", "128")
+POOL = (*POOL, "--mem-fraction-static", "0.9", "--cuda-graph-max-bs-decode", "64")
 SPEED = ("--disable-prefill-cuda-graph", "--skip-server-warmup")
-# Long prompts would take chunks of 8192 tokens and more of the pool than needed to cross them.
+# SGLang's deterministic FlashInfer and Triton align chunks to 4096 tokens; smaller ones never run.
 CHUNK = {"flashinfer": "4096", "triton": "4096", "fa3": "2048"}
 ARMS = {
     "stock": ("sgl_det.stock", ()),
@@ -29,20 +31,21 @@ ARMS = {
     "sgl_det": ("sgl_det.launch_server", ()),
     "sgl_det_again": ("sgl_det.launch_server", ()),
 }
+RESTART_AXES = ("run_to_run", "chunked_prefill", "prefill_vs_decode")
 
 
 def servers(backend: str, model: str, logs: Path) -> dict[str, ServerProcess]:
     """The four servers of a backend, not started."""
     common = ("--model-path", model, "--attention-backend", backend, *POOL, *SPEED)
-    common = (*common, "--chunked-prefill-size", CHUNK[backend], "--mem-fraction-static", "0.8")
+    common = (*common, "--chunked-prefill-size", CHUNK[backend])
     return {
         arm: ServerProcess(module, (*common, *extra), log=logs / f"{backend}-{arm}.log")
         for arm, (module, extra) in ARMS.items()
     }
 
 
-def measure(backend: str, model: str, logs: Path, *, quick: bool) -> dict[str, Report]:
-    """Reports by arm. The servers load one after another, so that memory is accounted for once."""
+def measure(backend: str, model: str, logs: Path, *, quick: bool = False) -> dict[str, Report]:
+    """Reports by arm. The stock arms get the short probe, the restart the axes of its answers."""
     started = servers(backend, model, logs)
     try:
         for server in started.values():
@@ -51,7 +54,12 @@ def measure(backend: str, model: str, logs: Path, *, quick: bool) -> dict[str, R
         for arm, server in started.items():
             server.wait_ready(420)
             t = time.monotonic()
-            reports[arm] = run_probe(server.url, quick=quick, progress=False)
+            reports[arm] = run_probe(
+                server.url,
+                quick=quick or arm != "sgl_det",
+                axes=RESTART_AXES if arm == "sgl_det_again" else None,
+                progress=False,
+            )
             took = time.monotonic() - t
             print(f"{backend} {arm} {took:.0f} s: {reports[arm].summary()}", flush=True)
         return reports
@@ -108,7 +116,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     args.logs.mkdir(parents=True, exist_ok=True)
-    everything, ok = [], True
+    ok = True
     for backend in args.backends.split(","):
         try:
             reports = measure(backend, args.model, args.logs, quick=args.quick)
@@ -117,13 +125,17 @@ def main() -> int:
             ok = False
             continue
         found = rows(backend, reports)
-        for arm, report in reports.items():
-            (args.logs / f"{backend}-{arm}.json").write_text(json.dumps(report.to_json()))
         print(reports["sgl_det"].table(), flush=True)
-        everything += found
+        merge(args.out, found)
         ok &= good(found)
-        args.out.write_text(json.dumps({"rows": everything}, indent=1))
     return 0 if ok else 1
+
+
+def merge(path: Path, found: list[dict]) -> None:
+    """Put one backend's rows into the results file, in place of its older ones."""
+    old = json.loads(path.read_text())["rows"] if path.is_file() else []
+    kept = [r for r in old if r["backend"] != found[0]["backend"]]
+    path.write_text(json.dumps({"rows": [*kept, *found]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

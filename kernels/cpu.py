@@ -15,11 +15,19 @@ import torch
 
 from sgl_det.kernels import cpu_build
 
-_CODE = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+
+
+class _Codes(dict):
+    def __missing__(self, dtype):
+        held = ", ".join(str(d) for d in self)
+        raise ValueError(f"the CPU kernels do not hold {dtype}; choose one of {held}")
+
+
+_CODE = _Codes({torch.float32: 0, torch.bfloat16: 1, torch.float16: 2})
 DTYPES = frozenset(_CODE)
 _LINEAR = struct.Struct("=4Q4q5i4x")
 _ATTENTION = struct.Struct("=8Q6q8if4x")
-_NORM = struct.Struct("=6Q2q8if4x")
+_NORM = struct.Struct("=6Q2q9if")
 _ROTARY = struct.Struct("=4Q2q7i4x")
 
 
@@ -53,7 +61,7 @@ def linear(
     if bias is not None and (bias.shape != (n,) or not bias.is_contiguous()):
         raise ValueError(f"linear: bias is {tuple(bias.shape)}, expected ({n},) and contiguous")
     m = rows.shape[0]
-    y = torch.empty((*x.shape[:-1], n), dtype=out_dtype or x.dtype)
+    y = rows.new_empty((*x.shape[:-1], n), dtype=out_dtype or x.dtype)
     _library().sgl_det_linear(
         _LINEAR.pack(
             rows.data_ptr(),
@@ -64,10 +72,10 @@ def linear(
             m,
             n,
             k,
-            _code(x),
-            _code(weight),
-            0 if bias is None else _code(bias),
-            _code(y),
+            _CODE[x.dtype],
+            _CODE[weight.dtype],
+            0 if bias is None else _CODE[bias.dtype],
+            _CODE[y.dtype],
             torch.get_num_threads(),
         )
     )
@@ -133,8 +141,8 @@ def attention(
             g,
             d,
             e,
-            _code(q),
-            _code(k_cache),
+            _CODE[q.dtype],
+            _CODE[k_cache.dtype],
             torch.get_num_threads(),
             -1 if window is None else window,
             scale,
@@ -145,7 +153,7 @@ def attention(
 
 def rms_norm(
     x: torch.Tensor,
-    weight: torch.Tensor | None,
+    weight: torch.Tensor,
     eps: float,
     residual: torch.Tensor | None = None,
     *,
@@ -157,55 +165,55 @@ def rms_norm(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """``y = x * rsqrt(mean(x ** 2) + eps) * weight`` over the last axis, in fp32, rounded once.
 
-    With ``residual`` [..., D] x is x + residual (+ extra) in fp32, and (y, new residual) is returned,
-    the latter rounded to ``residual_dtype``. var_size: the mean is over the first elements only.
-    cast_first: x * rsqrt is rounded to the output dtype before the product with the weight.
+    x [..., D] -> y [..., D] of ``out_dtype`` (x's own by default). With ``residual`` [..., D], x is
+    x + residual (+ extra) in fp32, and (y, that sum rounded to ``residual_dtype``) is returned.
+    var_size: the mean is over the first elements only. cast_first: x * rsqrt is rounded to
+    ``out_dtype``, and y has the type to which that and the weight promote.
     """
     d = x.shape[-1]
     rows = _rows(x, d)
     out_dtype = out_dtype or x.dtype
-    y_dtype = out_dtype
-    if cast_first and weight is not None:
-        y_dtype = torch.promote_types(weight.dtype, out_dtype)
-    y = torch.empty(x.shape, dtype=out_dtype)
-    left = None
+    y_dtype = torch.promote_types(weight.dtype, out_dtype) if cast_first else out_dtype
+    y = rows.new_empty(x.shape, dtype=y_dtype)
+    code_x, total, residual_in, extra_in, codes = _CODE[x.dtype], None, 0, 0, (0, 0)
     if residual is not None:
-        residual = residual.to(residual_dtype or out_dtype).contiguous()
+        residual = residual.contiguous()
         extra = None if extra is None else extra.to(x.dtype).contiguous()
-        left = torch.empty(x.shape, dtype=residual.dtype)
+        total = rows.new_empty(x.shape, dtype=residual_dtype or out_dtype)
+        residual_in, codes = residual.data_ptr(), (_CODE[residual.dtype], _CODE[total.dtype])
+        extra_in = 0 if extra is None else extra.data_ptr()
     _library().sgl_det_rms_norm(
         _NORM.pack(
             rows.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
-            0 if extra is None else extra.data_ptr(),
-            0 if weight is None else weight.data_ptr(),
+            residual_in,
+            extra_in,
+            weight.data_ptr(),
             y.data_ptr(),
-            0 if left is None else left.data_ptr(),
+            0 if total is None else total.data_ptr(),
             rows.shape[0],
             rows.stride(0),
             d,
             var_size or d,
-            _code(x),
-            0 if weight is None else _code(weight),
-            _code(y),
-            0 if left is None else _code(left),
-            cast_first,
+            code_x,
+            _CODE[weight.dtype],
+            _CODE[y_dtype],
+            *codes,
+            _CODE[out_dtype] if cast_first else 0,
             torch.get_num_threads(),
             eps,
         )
     )
-    y = y if y_dtype == out_dtype else y.to(y_dtype)
-    return y if left is None else (y, left)
+    return y if total is None else (y, total)
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """``silu(a) * b`` of x = [a, b] [..., 2D] -> [..., D]; silu(a) is rounded to x's dtype first."""
     d = x.shape[-1] // 2
     x = x.contiguous()
-    y = torch.empty((*x.shape[:-1], d), dtype=x.dtype)
+    y = x.new_empty((*x.shape[:-1], d))
     rows = x.numel() // (2 * d)
     _library().sgl_det_silu_and_mul(
-        x.data_ptr(), y.data_ptr(), rows, d, _code(x), torch.get_num_threads()
+        x.data_ptr(), y.data_ptr(), rows, d, _CODE[x.dtype], torch.get_num_threads()
     )
     return y
 
@@ -218,7 +226,7 @@ def rotary(
     Each product and sum is rounded to x's dtype, as the eager expression does, bit for bit.
     """
     rows = _rows(x, x.shape[-1])
-    y = torch.empty(x.shape, dtype=x.dtype)
+    y = rows.new_empty(x.shape)
     positions = positions.to(torch.int64).contiguous()
     if positions.numel() != rows.shape[0]:
         raise ValueError(f"rotary: {positions.numel()} positions for {rows.shape[0]} rows")
@@ -234,8 +242,8 @@ def rotary(
             head,
             table.shape[1],
             neox,
-            _code(x),
-            _code(table),
+            _CODE[x.dtype],
+            _CODE[table.dtype],
             torch.get_num_threads(),
         )
     )
@@ -244,17 +252,10 @@ def rotary(
 
 def _rows(x: torch.Tensor, d: int) -> torch.Tensor:
     """x [..., d] as rows [T, d] whose last axis is contiguous."""
-    if x.shape[-1] != d:
-        raise ValueError(f"the last axis is {x.shape[-1]} long, expected {d}")
+    if x.shape[-1] != d or not x.is_cpu:
+        raise ValueError(
+            f"the last axis is {x.shape[-1]} long on {x.device}, expected {d} on the CPU"
+        )
     if x.dim() != 2:
         x = x.reshape(-1, d)
     return x if x.stride(1) == 1 else x.contiguous()
-
-
-def _code(x: torch.Tensor) -> int:
-    if x.dtype not in _CODE or x.device.type != "cpu":
-        raise ValueError(
-            f"the CPU kernels hold float32, bfloat16 and float16 on the CPU; "
-            f"found {x.dtype} on {x.device}"
-        )
-    return _CODE[x.dtype]

@@ -124,6 +124,17 @@ INLINE void store1(void *p, float f, int dt) {
   }
 }
 
+/* The bits of bf16, rounded, in the upper half of each lane. */
+INLINE i8 bf16_bits(v8 a) {
+#if defined(__AVX2__)
+  const i8 odd = (i8)_mm256_srli_epi32((__m256i)a, 16) & 1;
+#else
+  const i8 odd = ((i8)a >> 16) & 1;
+#endif
+  const i8 r = (i8)a + 0x7fff + odd;
+  return ((a == a) & r & (int32_t)0xffff0000) | ((a != a) & 0x7fc00000);
+}
+
 INLINE void put8(void *p, v8 a, int dt) {
   if (dt == F32) {
     store8((float *)p, a);
@@ -131,12 +142,9 @@ INLINE void put8(void *p, v8 a, int dt) {
   }
 #if defined(__AVX2__)
   if (dt == BF16) {
-    const i8 u = (i8)a;
-    const i8 odd = (i8)_mm256_srli_epi32((__m256i)u, 16) & 1;
-    i8 r = (i8)_mm256_srli_epi32((__m256i)(u + 0x7fff + odd), 16);
-    r = (r & (a == a)) | (0x7fc0 & (a != a));
-    const __m256i w = _mm256_packus_epi32((__m256i)r, (__m256i)r);
-    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(_mm256_permute4x64_epi64(w, 0x08)));
+    const __m256i u = _mm256_srli_epi32((__m256i)bf16_bits(a), 16);
+    const __m256i w = _mm256_permute4x64_epi64(_mm256_packus_epi32(u, u), 0x08);
+    _mm_storeu_si128((__m128i *)p, _mm256_castsi256_si128(w));
     return;
   }
 #if defined(__F16C__)
@@ -145,6 +153,15 @@ INLINE void put8(void *p, v8 a, int dt) {
 #endif
 #endif
   UNROLL for (int i = 0; i < 8; i++) store1((char *)p + i * size_of(dt), a[i], dt);
+}
+
+/* To the nearest number of the storage type, kept as fp32. */
+INLINE v8 round8(v8 a, int dt) {
+  if (dt == F32) return a;
+  if (dt == BF16) return (v8)bf16_bits(a);
+  float t[8];
+  put8(t, a, dt);
+  return cvt8(t, dt);
 }
 
 /* The first n <= 8 elements; the rest are zero. */

@@ -21,7 +21,7 @@ from sgl_det.sources import Source, installed, wheel
 FITS = "fits"
 DOES_NOT_FIT = "does not fit"
 GONE = "target gone"
-# Callable only after Python's descriptor protocol: a replacement function would not be called alike.
+# Read, not called: a replacement function would not be used alike.
 _PROPERTIES = ("property", "cached_property", "functools.cached_property")
 
 
@@ -60,6 +60,8 @@ def judge(patch: Patch, source: Source | None) -> Verdict:
         problems.append(f"{source.distribution} is {source.version}, needs {patch.requires}")
     if any(d.fingerprint not in patch.fingerprints for d in definitions):
         problems.append(f"source is {found}, reviewed {reviewed}")
+    elif not in_range:
+        problems.append("its source is the reviewed one")
     if any(set(d.decorators) & set(_PROPERTIES) for d in definitions):
         problems.append("it is a property, only functions can be replaced")
     return say(DOES_NOT_FIT, "; ".join(problems)) if problems else say(FITS, found)

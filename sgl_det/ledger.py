@@ -41,7 +41,8 @@ def render(patches: Iterable[Patch]) -> str:
 
 
 def _file_of(patch: Patch) -> str:
-    return patch.wrap.__module__.rpartition(".")[2] + ".py"
+    wrap = getattr(patch.wrap, "func", patch.wrap)  # a partial is named after what it calls
+    return wrap.__module__.rpartition(".")[2] + ".py"
 
 
 def _row(patch: Patch) -> str:

@@ -158,9 +158,11 @@ class PatchSet:
         try:
             self._changes = changes
             self._install([site for site, _ in checked])
-        except BaseException:
+        except BaseException as error:
             self.revert()
-            raise
+            if isinstance(error, PatchError) or not isinstance(error, Exception):
+                raise
+            raise PatchError(f"a binding cannot be rewritten ({error!r})") from error
         self.found = {p.name: seen for p, (_, seen) in zip(self.patches, checked, strict=True)}
 
     def _install(self, targets: list[Site]) -> None:
@@ -185,8 +187,9 @@ class PatchSet:
         """Put every original back, in reverse; also where a module took a replacement later."""
         while self._undo:
             done = self._undo.pop()
+            now = done.site.get()
             # An entry of a list may have moved or gone; the search below finds it where it is.
-            if not done.site.is_item or done.site.get() is done.new:
+            if now is done.new or not (done.site.is_item or now is done.site.value):
                 done.site.set(done.site.value)
         backwards = [_Change(patch, new, old) for patch, old, new in self._changes]
         by_id = {i: old for change in backwards for i, old in change.pairs().items()}

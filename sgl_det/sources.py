@@ -110,7 +110,9 @@ class Source(NamedTuple):
         except SyntaxError as error:
             raise ValueError(f"{module} of {self.distribution} does not parse: {error}") from error
         for part in path.split("."):
-            scopes = [node for scope in scopes for node in _bound(scope.body, part)]
+            # What a function defines is not reachable by name, so only classes are entered.
+            entered = [s for s in scopes if not isinstance(s, _DEFS)]
+            scopes = [node for scope in entered for node in _bound(scope.body, part)]
         lines = text.split("\n")
         return [_of_node(node, lines) for node in scopes if isinstance(node, _DEFS)]
 

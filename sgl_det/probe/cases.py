@@ -87,6 +87,12 @@ class Context:
         tokens = sum(p.tokens + p.new_tokens + self.facts.page_size for p in prompts)
         return len(prompts) <= self.facts.max_running and tokens <= 0.9 * self.facts.max_total
 
+    def room(self, n: int) -> int:
+        """The largest number of pool prompts, up to n, that run together."""
+        while n > 1 and not self.fits(self.prompts.pool(n)):
+            n -= 1
+        return n
+
     async def measure(self, prompt: Prompt) -> None:
         """The prompt's oracle: a cold cache and nobody else."""
         if prompt in self.oracles:

@@ -15,7 +15,7 @@ from sgl_det.probe.prompts import NEW_TOKENS, Prompt
 def streaming(ctx: Context) -> list[Case]:
     """Streamed answers against plain ones: /generate, /v1/completions, /v1/chat/completions."""
     axis = Axis.STREAMING
-    prompts = ctx.prompts.pool(6)
+    prompts = ctx.prompts.pool(ctx.room(6))
     few = [*prompts[: 2 if ctx.quick else 5], prompts[-1]]
     cases = [Case(axis, "/generate", (p,), _streamed([p], [])) for p in few]
     cases.append(

@@ -15,7 +15,7 @@ def run_to_run(ctx: Context) -> list[Case]:
     repeats = 2 if ctx.quick else 3
     return [
         batch_case(Axis.RUN_TO_RUN, f"again {i + 1}", [Ask(p)])
-        for p in _some(ctx, 3 if ctx.quick else 6)
+        for p in ctx.prompts.pool(3 if ctx.quick else 6)
         for i in range(repeats)
     ]
 
@@ -44,8 +44,8 @@ def batch_size(ctx: Context) -> list[Case]:
 def batch_composition(ctx: Context) -> list[Case]:
     """One set of requests beside greedy, sampling, penalised and short-lived neighbours."""
     axis = Axis.BATCH_COMPOSITION
-    mine = _some(ctx, 3)
-    pool = [p for p in ctx.prompts.pool(_room(ctx, 17)) if p not in mine]
+    mine = ctx.prompts.pool(3)
+    pool = [p for p in ctx.prompts.pool(ctx.room(17)) if p not in mine]
     if not pool:
         raise Skip("the server holds no two requests at once")
     penalty = {"frequency_penalty": 0.5, "presence_penalty": 0.3}
@@ -68,7 +68,7 @@ def batch_composition(ctx: Context) -> list[Case]:
 def position_in_batch(ctx: Context) -> list[Case]:
     """The subject first, in the middle and last, in a list and by time of arrival."""
     axis = Axis.POSITION_IN_BATCH
-    n = _room(ctx, 9)
+    n = ctx.room(9)
     if n < 3:
         raise Skip("the server holds no three requests at once")
     subject, *others = [Ask(p) for p in ctx.prompts.pool(n, with_texts=False)]
@@ -91,7 +91,7 @@ def long_beside_short(ctx: Context) -> list[Case]:
         raise Skip("the server takes no prompt of 200 tokens")
     long = ctx.prompts.random("long", length)
     long_answer = ctx.prompts.random("long-answer", 21, new_tokens=64 if ctx.quick else 128)
-    short = [Ask(p) for p in ctx.prompts.pool(_room(ctx, 6))]
+    short = [Ask(p) for p in ctx.prompts.pool(ctx.room(6))]
     cases = [
         batch_case(axis, "long prompt first", [Ask(long), *(_late(a, 0.1) for a in short)]),
         batch_case(axis, "long prompt joins", [*short, Ask(long, delay=0.4)]),
@@ -103,7 +103,7 @@ def long_beside_short(ctx: Context) -> list[Case]:
 def arrival_order(ctx: Context) -> list[Case]:
     """The same requests in several orders and rhythms."""
     axis = Axis.ARRIVAL_ORDER
-    pool = ctx.prompts.pool(_room(ctx, 8))
+    pool = ctx.prompts.pool(ctx.room(8))
     if len(pool) < 2:
         raise Skip("the server holds no two requests at once")
     mixed = pool[:]
@@ -125,17 +125,6 @@ def arrival_order(ctx: Context) -> list[Case]:
         batch_case(axis, "joins a running batch", joins),
         batch_case(axis, "is joined by a batch", leads),
     ]
-
-
-def _some(ctx: Context, n: int) -> list:
-    return ctx.prompts.pool(n)
-
-
-def _room(ctx: Context, n: int) -> int:
-    """The largest number of pool prompts, up to n, that run together."""
-    while n > 1 and not ctx.fits(ctx.prompts.pool(n)):
-        n -= 1
-    return n
 
 
 def _late(ask: Ask, delay: float) -> Ask:

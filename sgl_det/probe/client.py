@@ -66,10 +66,11 @@ class Server:
     async def call(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
         """Status and text of one request; a broken connection is a ProbeError."""
         try:
-            async with self._session.request(method, self.url + path, json=body) as reply:
-                text = await reply.text()
-                self._check_key(reply)
-                return reply.status, text
+            try:
+                return await self._send(method, path, body)
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                # A kept-alive connection that the server has closed meanwhile: try a new one.
+                return await self._send(method, path, body)
         except TimeoutError:
             raise ProbeError(
                 f"{self.url}{path} gave no answer within {self._timeout_s:g} s while {self.doing}; "
@@ -80,6 +81,12 @@ class Server:
                 f"cannot reach {self.url}{path} while {self.doing} ({type(e).__name__}); "
                 f"check the URL and that the server is running"
             ) from None
+
+    async def _send(self, method: str, path: str, body: Any) -> tuple[int, str]:
+        async with self._session.request(method, self.url + path, json=body) as reply:
+            text = await reply.text()
+            self._check_key(reply)
+            return reply.status, text
 
     def _check_key(self, reply: aiohttp.ClientResponse) -> None:
         key = reply.headers.get(KEY_HEADER)
@@ -192,9 +199,10 @@ class Server:
         # No endpoint tells the size, but the refusal of an id outside the vocabulary does. The
         # temperature is invalid too, so a server that checks no ids refuses the request as well.
         params = {"max_new_tokens": 1, "temperature": -1.0}
-        body = {"input_ids": [2**31 - 1], "sampling_params": params}
+        body = {"input_ids": [1], "sampling_params": params}
+        body |= {"return_logprob": True, "token_ids_logprob": [2**31 - 1]}
         status, text = await self.call("POST", "/generate", body)
-        told = re.search(r"vocab(?:ulary)? size \(?(\d+)", text) if status == 400 else None
+        told = re.search(r"valid range is \[0, (\d+)\)", text) if status == 400 else None
         if told:
             return int(told[1])
         try:

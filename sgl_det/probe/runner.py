@@ -93,7 +93,10 @@ def _plan(ctx: Context, chosen: list[Axis], tallies: dict[Axis, Tally]) -> list[
     cases: list[Case] = []
     for axis in chosen:
         try:
-            cases += DRIVEN[axis](ctx)
+            planned = DRIVEN[axis](ctx)
+            if not planned:
+                raise Skip("no case fits the server's limits")
+            cases += planned
         except Skip as reason:
             tallies[axis].note, tallies[axis].excused = str(reason), True
     return cases
