@@ -1,10 +1,10 @@
 """Three arms of one backend through the probe: stock, stock deterministic, sgl_det (twice).
 
-usage: axes.py --model PATH --backends fa3,triton,flashinfer --out axes.json [--quick]
+usage: axes.py --model PATH --backends fa3,triton,flashinfer --out axes.json --logs FOLDER
 
-Starts the four servers of a backend side by side on one GPU, with equal and bounded KV pools, probes
-them one after the other, and compares the two sgl_det servers with each other (axis `restart`). Rows
-are written as they come. Exits 0 if every claimed axis of sgl_det is bitwise and stock diverged.
+Several servers share one GPU, with equal and bounded KV pools, and are probed one after the other;
+the two sgl_det servers are compared with each other (axis `restart`). Rows are written as they
+come. Exits 0 if every claimed axis of sgl_det is bitwise and stock diverged.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
-from sgl_det.probe import compare_reports, run_probe
+from sgl_det.probe import ProbeError, compare_reports, run_probe
 from sgl_det.probe.table import DIVERGED, Report
 from sgl_det.server_process import ServerProcess
 
@@ -31,41 +31,56 @@ ARMS = {
     "sgl_det": ("sgl_det.launch_server", ()),
     "sgl_det_again": ("sgl_det.launch_server", ()),
 }
+SIDE_BY_SIDE = 4
 RESTART_AXES = ("run_to_run", "chunked_prefill", "prefill_vs_decode")
 
 
-def servers(backend: str, model: str, logs: Path) -> dict[str, ServerProcess]:
-    """The four servers of a backend, not started."""
-    common = ("--model-path", model, "--attention-backend", backend, *POOL, *SPEED)
-    common = (*common, "--chunked-prefill-size", CHUNK[backend])
-    return {
-        arm: ServerProcess(module, (*common, *extra), log=logs / f"{backend}-{arm}.log")
-        for arm, (module, extra) in ARMS.items()
-    }
+def server(backend: str, arm: str, model: str, logs: Path) -> ServerProcess:
+    """One server, not started."""
+    module, extra = ARMS[arm]
+    argv = ("--model-path", model, "--attention-backend", backend, *POOL, *SPEED, *extra)
+    argv = (*argv, "--chunked-prefill-size", CHUNK[backend])
+    return ServerProcess(module, argv, log=logs / f"{backend}-{arm}.log")
 
 
-def measure(backend: str, model: str, logs: Path, *, quick: bool = False) -> dict[str, Report]:
-    """Reports by arm. The stock arms get the short probe, the restart the axes of its answers."""
-    started = servers(backend, model, logs)
+def measure(backends: list[str], model: str, logs: Path, done: Callable[..., None]) -> None:
+    """Probe every arm of every backend, and call done(backend, {arm: Report}) for each backend.
+
+    The stock arms get the short probe, and the restart the axes whose answers are compared. While
+    one server is probed the next ones start: as many as fit on the GPU. A server that does not
+    start or dies is reported and leaves its backend out.
+    """
+    plan = [(b, arm, server(b, arm, model, logs)) for b in backends for arm in ARMS]
     try:
-        for server in started.values():
-            server.start()
-        reports = {}
-        for arm, server in started.items():
-            server.wait_ready(420)
-            t = time.monotonic()
-            reports[arm] = run_probe(
-                server.url,
-                quick=quick or arm != "sgl_det",
-                axes=RESTART_AXES if arm == "sgl_det_again" else None,
-                progress=False,
-            )
-            took = time.monotonic() - t
-            print(f"{backend} {arm} {took:.0f} s: {reports[arm].summary()}", flush=True)
-        return reports
+        for _, _, first in plan[:SIDE_BY_SIDE]:
+            first.start()
+        reports: dict[str, Report] = {}
+        for i, (backend, arm, current) in enumerate(plan):
+            try:
+                current.wait_ready(420)
+                reports[arm] = probe_arm(current, arm)
+                print(f"{backend} {arm}: {reports[arm].summary()}", flush=True)
+            except (RuntimeError, ProbeError) as error:
+                print(f"{backend} {arm}: {error}", flush=True)
+            current.stop()
+            if i + SIDE_BY_SIDE < len(plan):
+                plan[i + SIDE_BY_SIDE][2].start()
+            if arm == list(ARMS)[-1]:
+                if len(reports) == len(ARMS):
+                    done(backend, reports)
+                reports = {}
     finally:
-        for server in started.values():
-            server.stop()
+        for _, _, started in plan:
+            started.stop()
+
+
+def probe_arm(current: ServerProcess, arm: str) -> Report:
+    return run_probe(
+        current.url,
+        quick=arm != "sgl_det",
+        axes=RESTART_AXES if arm == "sgl_det_again" else None,
+        progress=False,
+    )
 
 
 def rows(backend: str, reports: dict[str, Report]) -> list[dict]:
@@ -113,22 +128,19 @@ def main() -> int:
     parser.add_argument("--backends", default="fa3,triton,flashinfer")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--logs", type=Path, default=Path("."))
-    parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
     args.logs.mkdir(parents=True, exist_ok=True)
-    ok = True
-    for backend in args.backends.split(","):
-        try:
-            reports = measure(backend, args.model, args.logs, quick=args.quick)
-        except RuntimeError as error:
-            print(f"{backend}: {error}", flush=True)
-            ok = False
-            continue
+    backends = args.backends.split(",")
+    passed = []
+
+    def done(backend: str, reports: dict[str, Report]) -> None:
         found = rows(backend, reports)
-        print(reports["sgl_det"].table(), flush=True)
         merge(args.out, found)
-        ok &= good(found)
-    return 0 if ok else 1
+        print(reports["sgl_det"].table(), flush=True)
+        passed.append(good(found))
+
+    measure(backends, args.model, args.logs, done)
+    return 0 if passed == [True] * len(backends) else 1
 
 
 def merge(path: Path, found: list[dict]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sgl_det.patch import Patch
-from sgl_det.patches import cpu, flashinfer, launcher, requests, worker
+from sgl_det.patches import cpu, flashinfer, launcher, logprobs, requests, worker
 
 _BACKENDS = {
     "flashinfer": flashinfer.patches,
@@ -26,7 +26,7 @@ def for_launcher(ready: Callable[[dict[str, Any]], None]) -> tuple[Patch, ...]:
 
 def for_worker(observer: worker.Observer) -> tuple[Patch, ...]:
     """Patches of every scheduler process."""
-    return worker.patches(observer)
+    return (*worker.patches(observer), *logprobs.patches())
 
 
 def for_backend(name: str) -> tuple[Patch, ...]:
@@ -36,5 +36,5 @@ def for_backend(name: str) -> tuple[Patch, ...]:
 
 def all_patches() -> tuple[Patch, ...]:
     """Every patch there is, for the ledger and for `sgl-det check`."""
-    ours = (*for_launcher(ready=None), *worker.patches(observer=None))
+    ours = (*for_launcher(ready=None), *for_worker(observer=None))
     return (*ours, *(p for make in _BACKENDS.values() for p in make()))

@@ -1,8 +1,8 @@
 """Verdicts on SGLang's server arguments: the mechanism, without the table.
 
-An argument is judged by its resolved value, after SGLang has filled in its defaults. Every field has
-exactly one rule in ``sgl_det.argument_table``; a field without a rule is refused as soon as its value
-differs from SGLang's default, so that a new argument cannot slip in unread.
+An argument is judged by its resolved value, after SGLang has filled in its defaults. Every field
+has exactly one rule in ``sgl_det.argument_table``; a field without a rule is refused as soon as its
+value differs from SGLang's default, so that a new argument cannot slip in unread.
 """
 
 from __future__ import annotations
@@ -83,6 +83,11 @@ class Rule:
     liftable: bool = True
     needs: str = ""
 
+    @property
+    def can_refuse(self) -> bool:
+        """Whether some value of the argument keeps the server from starting."""
+        return self.verdict in (Verdict.CLAIMED, Verdict.REFUSED) and self.allowed is not anything
+
 
 def anything(value: Any, context: Context) -> bool:
     """Every value is allowed."""
@@ -93,9 +98,13 @@ def one_of(*values: Any) -> Allowed:
     """The given values are allowed; True and 1 are different values."""
 
     def allowed(value: Any, context: Context) -> bool:
-        return any(type(value) is type(v) and value == v for v in values)
+        return any(_equal(value, v) for v in values)
 
     return allowed
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return isinstance(a, bool) == isinstance(b, bool) and a == b
 
 
 def neutral(reason: str) -> Rule:
@@ -109,13 +118,9 @@ def part_of(needs: str, what: str) -> Rule:
     return Rule(verdict=Verdict.NEUTRAL, reason=reason, allowed=anything, needs=needs)
 
 
-def claimed(
-    reason: str, allowed: Allowed = anything, expected: str = "", **more: Any
-) -> Rule:
+def claimed(reason: str, allowed: Allowed = anything, expected: str = "", **more: Any) -> Rule:
     """An argument whose allowed values keep every claim; other values are refused."""
-    return Rule(
-        verdict=Verdict.CLAIMED, reason=reason, allowed=allowed, expected=expected, **more
-    )
+    return Rule(verdict=Verdict.CLAIMED, reason=reason, allowed=allowed, expected=expected, **more)
 
 
 def not_claimed(reason: str, *drops: Axis, allowed: Allowed | None = None) -> Rule:
@@ -125,9 +130,7 @@ def not_claimed(reason: str, *drops: Axis, allowed: Allowed | None = None) -> Ru
 
 def refused(reason: str, allowed: Allowed | None = None, expected: str = "", **more: Any) -> Rule:
     """An argument that is refused unless its value is an allowed one, by default SGLang's own."""
-    return Rule(
-        verdict=Verdict.REFUSED, reason=reason, allowed=allowed, expected=expected, **more
-    )
+    return Rule(verdict=Verdict.REFUSED, reason=reason, allowed=allowed, expected=expected, **more)
 
 
 def assemble(*parts: Mapping[str, Rule]) -> dict[str, Rule]:
@@ -161,7 +164,7 @@ def findings(table: Mapping[str, Rule], context: Context) -> Iterator[Finding]:
         rule = table.get(field.name, _UNKNOWN)
         default = default_of(field)
         if rule.allowed is None:
-            fine = type(value) is type(default) and value == default
+            fine = _equal(value, default)
         else:
             fine = rule.allowed(value, context)
         if not fine:

@@ -79,7 +79,7 @@ FLASHINFER = Backend(
         }
     ),
     head_dims=frozenset({64, 128, 256}),
-    split_tokens=MappingProxyType({"prefill": 4096, "decode": 2048}),
+    split_tokens=MappingProxyType({"prefill": None, "decode": None}),
     limits=("the radix cache is off", "prefill and decode bits differ"),
 )
 FA3 = Backend(

@@ -53,8 +53,8 @@ MODELS = {
     "quantize_and_serve": refused("it quantises the weights at start-up"),
     "rl_quant_profile": part_of("load_format", "the profile of format flash_rl"),
     # Loading.
-    "load_format": claimed(
-        f"unquantised formats read into ordinary tensors; {_DIGEST}",
+    "load_format": refused(
+        "other formats hold quantised weights, or take them from elsewhere than files",
         one_of("auto", "safetensors", "pt", "npcache", "dummy", "mistral", "fastsafetensors"),
         "a format of unquantised files",
         way_out="use --load-format auto",

@@ -7,8 +7,8 @@ from typing import Any
 from sgl_det.arguments import Context, claimed, neutral, not_claimed, part_of, refused
 from sgl_det.axis import Axis
 
-# SGLang cuts the first chunk of a prompt to a multiple of this; a chunk that cannot hold one is never
-# scheduled, and the prompt waits for ever.
+# SGLang cuts the first chunk of a prompt to a multiple of this; a chunk that cannot hold one is
+# never scheduled, and the prompt waits for ever.
 _ALIGNMENT = {
     "flashinfer": "SGLANG_FLASHINFER_PREFILL_SPLIT_TILE_SIZE",
     "triton": "SGLANG_TRITON_PREFILL_TRUNCATION_ALIGN_SIZE",
@@ -21,7 +21,8 @@ def chunk_is_schedulable(value: Any, context: Context) -> bool:
     variable = _ALIGNMENT.get(context.limits.name)
     if variable is None or value is None or value <= 0:
         return True
-    needed = int(context.environ.get(variable, _ALIGNMENT_TOKENS))
+    setting = context.environ.get(variable, "")
+    needed = int(setting) if setting.isdecimal() else _ALIGNMENT_TOKENS
     return value >= min(needed, context.model_config.context_len)
 
 

@@ -16,7 +16,6 @@ SERVING = {
     "skip_tokenizer_init": neutral("requests then carry token ids themselves"),
     "tokenizer_worker_num": refused(
         "several tokenizer workers load no plugin, so our checks of requests are missing in them",
-        drops=tuple(Axis),
     ),
     "detokenizer_worker_num": refused(
         "the hand-over of streamed tokens between several detokenizers has not been reviewed",
@@ -69,6 +68,7 @@ SERVING = {
     "smg_grpc_mode": refused(_GRPC, liftable=False),
     "grpc_mode": refused(_GRPC, liftable=False),
     "grpc_port": refused("requests over gRPC pass beside our checks and our response header"),
+    "smg_http_sidecar_port": part_of("smg_grpc_mode", "where its metrics are served"),
     "sidecar": part_of("grpc_port", "a helper process beside the gRPC server"),
     "sidecar_args": part_of("grpc_port", "arguments of that helper process"),
     "skip_server_warmup": neutral("whether a request is sent at start-up"),

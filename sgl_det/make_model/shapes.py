@@ -1,7 +1,7 @@
-"""Configs of made-up models: named shapes, configs read from disk, and the tensors they call for.
+"""Configs of made-up models: named shapes, configs read from disk, the tensors they call for.
 
-Named shapes are dense decoders in Hugging Face's own field names. ``demo`` and ``cpu-mid`` are ours,
-for a CPU; the others have the published sizes of the models that they are named after.
+Named shapes are dense decoders in Hugging Face's own fields. ``demo`` and ``cpu-mid`` are ours, for
+a CPU; the others have the published sizes of the models that they are named after.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from sgl_det.make_model import tokenizer
 from sgl_det.make_model.weights import Parameter
 
 # Every projection sends a row of unit mean square to one of this standard deviation, whatever its
-# width. Near 2 the network is chaotic enough that one changed bit turns into another token.
+# width: gates and scores are then far from linear, and logits far from uniform.
 GAIN = 2.0
-# The query and key norms multiply into the attention scores. At 1 attention is almost flat and greedy
-# text falls into short loops; see QK_NORM's use below.
-QK_NORM = 1.0
+# Two things make greedy text sensitive to single bits. Query and key norms multiply into the
+# attention scores: the sharper attention is, the more a rounding moves. And if each layer writes
+# louder than the one before, the residual stream does not damp what the layer amplified. A config
+# sets its own under the key FIELD; these are for configs without one.
+FIELD = "sgl_det"
+DEFAULTS = {"qk_norm": 2.0, "layer_growth": 1.0}
 NORM_SPREAD = 0.1
 BIAS_STD = 0.5
 
@@ -83,7 +86,9 @@ def _qwen2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **ot
     return _shape("qwen2", **(sizes | other))
 
 
-def _llama(hidden: int, inner: int, layers: int, head_dim: int, factor: float, **other: Any) -> dict:
+def _llama(
+    hidden: int, inner: int, layers: int, head_dim: int, factor: float, **other: Any
+) -> dict:
     sizes = {
         "attention_bias": False,
         "head_dim": head_dim,
@@ -123,8 +128,12 @@ _MISTRAL_7B = {
     "vocab_size": 32768,
 }
 
+# One rounding of fp32 grows by 1e5 to 1e6 through the demo's eight layers: another token within tens
+# of tokens even there, where the roundings are small.
+_SENSITIVE = {"qk_norm": 6.0, "layer_growth": 2.0}
+
 SHAPES: dict[str, dict[str, Any]] = {
-    "demo": _qwen3(256, 3072, 3, 4, 2, head_dim=64, vocab_size=320),
+    "demo": _qwen3(256, 1024, 8, 4, 2, head_dim=64, vocab_size=320, **{FIELD: _SENSITIVE}),
     "cpu-mid": _qwen3(1024, 3072, 4, 16, 8, vocab_size=320),
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, 8, tie_word_embeddings=True),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, 8, tie_word_embeddings=True),
@@ -174,15 +183,20 @@ def _check(name: str, config: Any) -> None:
         )
     if config.get("quantization_config"):
         raise ValueError(f"{name}: a quantised config; remove quantization_config to make a model")
-    for field in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"):
-        if not isinstance(config.get(field), int) or config[field] < 1:
-            raise ValueError(f"{name}: {field} is {config.get(field)!r}; it must be a positive integer")
-    vocab = config.get("vocab_size")
-    if not isinstance(vocab, int) or vocab < tokenizer.SMALLEST_VOCAB:
-        raise ValueError(
-            f"{name}: vocab_size is {vocab!r}; the byte tokenizer needs "
-            f"{tokenizer.SMALLEST_VOCAB} or more"
-        )
+    smallest = {
+        "hidden_size": 1,
+        "intermediate_size": 1,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "vocab_size": tokenizer.SMALLEST_VOCAB,
+    }
+    for field, least in smallest.items():
+        found = config.get(field)
+        if not isinstance(found, int) or found < least:
+            raise ValueError(f"{name}: {field} is {found!r}; it must be an integer >= {least}")
+    unknown = set(config.get(FIELD) or {}) - set(DEFAULTS)
+    if unknown:
+        raise ValueError(f"{name}: {FIELD} has {sorted(unknown)}; known are {list(DEFAULTS)}")
 
 
 def parameters(config: dict[str, Any]) -> list[Parameter]:
@@ -190,47 +204,50 @@ def parameters(config: dict[str, Any]) -> list[Parameter]:
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     quiet = tuple(tokenizer.quiet_ids())
     tied = config.get("tie_word_embeddings", False)
+    sensitivity = DEFAULTS | (config.get(FIELD) or {})
     found = [_matrix("model.embed_tokens", vocab, hidden, quiet if tied else ())]
     for i in range(config["num_hidden_layers"]):
-        found += _layer(f"model.layers.{i}", config)
+        found += _layer(i, config, sensitivity)
     found.append(_norm("model.norm", hidden))
     if not tied:
         found.append(_matrix("lm_head", vocab, hidden, quiet))
     return found
 
 
-def _layer(prefix: str, config: dict[str, Any]) -> list[Parameter]:
+def _layer(index: int, config: dict[str, Any], sensitivity: dict[str, float]) -> list[Parameter]:
     family, hidden, inner = config["model_type"], config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     kv_heads = config.get("num_key_value_heads") or heads
     head_dim = config.get("head_dim") or hidden // heads
+    prefix = f"model.layers.{index}"
     attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    biased = family in ("qwen3", "llama") and bool(config.get("attention_bias"))
-    projections = [
-        (f"{attention}.q_proj", heads * head_dim, hidden, biased or family == "qwen2"),
-        (f"{attention}.k_proj", kv_heads * head_dim, hidden, biased or family == "qwen2"),
-        (f"{attention}.v_proj", kv_heads * head_dim, hidden, biased or family == "qwen2"),
-        (f"{attention}.o_proj", hidden, heads * head_dim, biased),
-    ]
+    out_bias = family in ("qwen3", "llama") and bool(config.get("attention_bias"))
+    qkv_bias = out_bias or family == "qwen2"
     mlp_bias = family == "llama" and bool(config.get("mlp_bias"))
-    for part, rows, cols in (
-        ("gate_proj", inner, hidden),
-        ("up_proj", inner, hidden),
-        ("down_proj", hidden, inner),
-    ):
-        projections.append((f"{mlp}.{part}", rows, cols, mlp_bias))
+    loud = sensitivity["layer_growth"] ** index
+    projections = (
+        (f"{attention}.q_proj", heads * head_dim, hidden, 1.0, qkv_bias),
+        (f"{attention}.k_proj", kv_heads * head_dim, hidden, 1.0, qkv_bias),
+        (f"{attention}.v_proj", kv_heads * head_dim, hidden, 1.0, qkv_bias),
+        (f"{attention}.o_proj", hidden, heads * head_dim, loud, out_bias),
+        (f"{mlp}.gate_proj", inner, hidden, 1.0, mlp_bias),
+        (f"{mlp}.up_proj", inner, hidden, 1.0, mlp_bias),
+        (f"{mlp}.down_proj", hidden, inner, loud, mlp_bias),
+    )
     found = [_norm(f"{prefix}.input_layernorm", hidden)]
-    for name, rows, cols, bias in projections:
-        found.append(_matrix(name, rows, cols))
+    for name, rows, cols, gain, bias in projections:
+        found.append(_matrix(name, rows, cols, gain=gain))
         if bias:
             found.append(Parameter(name=f"{name}.bias", shape=(rows,), mean=0.0, std=BIAS_STD))
     if family == "qwen3":
-        found += [_norm(f"{attention}.{n}_norm", head_dim, QK_NORM) for n in "qk"]
+        found += [_norm(f"{attention}.{n}_norm", head_dim, sensitivity["qk_norm"]) for n in "qk"]
     return [*found, _norm(f"{prefix}.post_attention_layernorm", hidden)]
 
 
-def _matrix(name: str, rows: int, cols: int, quiet: tuple[int, ...] = ()) -> Parameter:
-    std = GAIN / math.sqrt(cols)
+def _matrix(
+    name: str, rows: int, cols: int, quiet: tuple[int, ...] = (), gain: float = 1.0
+) -> Parameter:
+    std = gain * GAIN / math.sqrt(cols)
     return Parameter(name=f"{name}.weight", shape=(rows, cols), mean=0.0, std=std, quiet=quiet)
 
 

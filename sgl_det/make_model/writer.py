@@ -1,8 +1,8 @@
 """A checkpoint folder from a config and a seed: safetensors, tokenizer, configs.
 
 The files are planned first (names, offsets, headers), then every tensor is written at its offset by
-one of a few threads, so that memory stays at a chunk per thread and a 16 GB checkpoint is bounded by
-the disk. The folder appears under its name only when it is complete.
+one of a few threads, so that memory stays at a chunk per thread and the disk bounds a 16 GB model.
+The folder appears under its name only when it is complete.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from sgl_det.axis import Axis
 from sgl_det.probe.cases import TOP_LOGPROBS, Ask, Case, Context, Seen, batch_case
 from sgl_det.probe.client import joined_stream, native_answer
 from sgl_det.probe.compare import Answer, hex_bits
-from sgl_det.probe.prompts import NEW_TOKENS, Prompt
+from sgl_det.probe.prompts import Prompt
 
 
 def streaming(ctx: Context) -> list[Case]:
@@ -102,10 +102,14 @@ def _chat(prompt: Prompt):
             ctx.note(Axis.STREAMING, "chat refused, not counted")
             return []
         await ctx.server.flush()
-        whole = _chat_answer([await ctx.server.ok("POST", "/v1/chat/completions", body)])
+        plain = [await ctx.server.ok("POST", "/v1/chat/completions", body)]
         await ctx.server.flush()
-        parts = _chat_answer(await ctx.server.events("/v1/chat/completions", body))
-        return [Seen(f"{prompt.name} (chat)", parts, whole)]
+        events = await ctx.server.events("/v1/chat/completions", body)
+        name, texts = f"{prompt.name} (chat)", (_chat_text(plain), _chat_text(events))
+        if texts[0] != texts[1]:
+            return [Seen(name, Answer((texts[1],)), Answer((texts[0],)))]
+        whole, parts = _chat_answer(plain), _chat_answer(events)
+        return [Seen(name, parts, _kept(whole, parts))]
 
     return run
 
@@ -114,7 +118,7 @@ def _openai_body(ctx: Context) -> dict[str, Any]:
     return {
         "model": ctx.facts.model,
         "temperature": 0.0,
-        "max_tokens": NEW_TOKENS,
+        "max_tokens": ctx.prompts.new_tokens,
         "ignore_eos": True,
     }
 
@@ -130,11 +134,26 @@ def _completion_answer(replies: list[dict]) -> Answer:
     )
 
 
+def _chat_text(replies: list[dict]) -> str:
+    choices = [c for r in replies for c in r["choices"]]
+    return "".join((c.get("message") or c["delta"]).get("content") or "" for c in choices)
+
+
 def _chat_answer(replies: list[dict]) -> Answer:
+    """As above, without top logprobs: a streamed chunk of several tokens repeats the first's."""
     parts = [c["logprobs"] for r in replies for c in r["choices"] if c.get("logprobs")]
     rows = [row for x in parts for row in x.get("content") or ()]
-    return Answer(
-        tuple(r["token"] for r in rows),
-        tuple(hex_bits(r["logprob"]) for r in rows),
-        tuple(tuple((t["token"], hex_bits(t["logprob"])) for t in r["top_logprobs"]) for r in rows),
-    )
+    return Answer(tuple(r["token"] for r in rows), tuple(hex_bits(r["logprob"]) for r in rows))
+
+
+def _kept(whole: Answer, parts: Answer) -> Answer:
+    """The tokens of a plain chat answer that its stream reports.
+
+    SGLang's chat stream has no chunk, and so no logprob, for a token that ends no character. Its
+    rows must be those of the plain answer with only such rows left out; if not, all are compared.
+    """
+    rows = list(zip(whole.tokens, whole.logprobs, strict=True))
+    wanted = list(zip(parts.tokens, parts.logprobs, strict=True))
+    rest = iter(rows)
+    found = all(w in rest for w in wanted)
+    return parts if found and wanted else whole

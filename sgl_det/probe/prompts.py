@@ -9,7 +9,7 @@ from typing import Any
 
 from sgl_det.probe.client import Facts
 
-NEW_TOKENS = 32
+NEW_TOKENS, QUICK_NEW_TOKENS = 32, 24
 # Both sides of the sizes at which kernels change: 16, 32, 64 and 128 tokens.
 LENGTHS = (37, 5, 17, 1, 64, 31, 16, 33, 8, 65, 15, 63, 2, 90, 24, 127, 32, 48, 129, 7)
 # On a GPU longer prompts cost little, and reach the tiles and splits that short ones do not.
@@ -44,8 +44,14 @@ class Prompt:
 class Prompts:
     """Makes prompts that share no first token, so that no prefix is shared by chance."""
 
-    def __init__(self, facts: Facts, seed: int, texts: list[tuple[str, list[int] | None]]):
-        self._facts, self._seed = facts, seed
+    def __init__(
+        self,
+        facts: Facts,
+        seed: int,
+        texts: list[tuple[str, list[int] | None]],
+        new_tokens: int = NEW_TOKENS,
+    ):
+        self._facts, self._seed, self.new_tokens = facts, seed, new_tokens
         taken = {ids[0] for _, ids in texts if ids}
         firsts = list(range(facts.vocab_size))
         random.Random(f"{seed}:firsts").shuffle(firsts)
@@ -53,25 +59,25 @@ class Prompts:
         self._made: dict[str, Prompt] = {}
         self._count = 0
         self.texts = [
-            Prompt(f"text-{i}", None, text, len(ids or text.encode()), NEW_TOKENS)
+            Prompt(f"text-{i}", None, text, len(ids or text.encode()), new_tokens)
             for i, (text, ids) in enumerate(texts)
         ]
 
-    def random(self, name: str, length: int, new_tokens: int = NEW_TOKENS) -> Prompt:
+    def random(self, name: str, length: int, new_tokens: int | None = None) -> Prompt:
         """A random list of token ids; the same name gives the same prompt."""
-        name = f"{name}-len{length}"
+        name, asked = f"{name}-len{length}", new_tokens or self.new_tokens
         if name not in self._made:
             rng = random.Random(f"{self._seed}:{name}")
             first = self._firsts[self._count % len(self._firsts)]
             self._count += 1
             rest = [rng.randrange(self._facts.vocab_size) for _ in range(length - 1)]
-            self._made[name] = Prompt(name, (first, *rest), None, length, new_tokens)
+            self._made[name] = Prompt(name, (first, *rest), None, length, asked)
         return self._made[name]
 
     def pool(self, n: int, *, with_texts: bool = True) -> list[Prompt]:
         """n prompts of mixed lengths; the first is the subject, seen on nearly every axis."""
         lengths = LENGTHS if self._facts.device == "cpu" else GPU_LENGTHS
-        longest = max(1, self._facts.max_input - NEW_TOKENS)
+        longest = max(1, self._facts.max_input - self.new_tokens)
         ids = [self.random(f"ids-{i}", min(length, longest)) for i, length in _cycle(lengths, n)]
         if not with_texts or n < 6:
             return ids

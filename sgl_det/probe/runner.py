@@ -12,7 +12,7 @@ from sgl_det.axis import Axis
 from sgl_det.probe import cases_api, cases_batch, cases_prefill
 from sgl_det.probe.cases import Case, Context, Skip
 from sgl_det.probe.client import Facts, ProbeError, Server
-from sgl_det.probe.prompts import Prompts, texts
+from sgl_det.probe.prompts import NEW_TOKENS, QUICK_NEW_TOKENS, Prompts, texts
 from sgl_det.probe.table import AxisResult, Distinct, Report, Tally
 
 DRIVEN: dict[Axis, Callable[[Context], list[Case]]] = {
@@ -62,7 +62,10 @@ async def probe(
     async with Server(url, api_key, timeout_s) as server:
         facts = await server.discover()
         known = [(text, await server.tokenize(text)) for text in texts(seed)]
-        ctx = Context(server, facts, Prompts(facts, seed, known), quick, seed)
+        prompts = Prompts(facts, seed, known, QUICK_NEW_TOKENS if quick else NEW_TOKENS)
+        ctx = Context(server, facts, prompts, quick, seed)
+        if facts.device == "cpu":
+            await server.quicken_flush()
         tallies = {axis: Tally(axis) for axis in Axis}
         cases = _plan(ctx, chosen, tallies)
         with tqdm(total=0, disable=not progress, unit="", leave=False, delay=0.1) as bar:

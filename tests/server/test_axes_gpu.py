@@ -31,10 +31,15 @@ def rows(request, axes, tmp_path_factory):
     model = resolve_model(os.environ.get("SGL_DET_TEST_MODEL", "qwen3-8b"))
     out = os.environ.get("SGL_DET_TEST_OUT")
     folder = Path(out) if out else tmp_path_factory.mktemp("axes")
-    reports = axes.measure(request.param, model, folder)
-    found = axes.rows(request.param, reports)
-    axes.merge(folder / "axes.json", found)
-    print(reports["sgl_det"].table())
+    found = []
+
+    def done(backend, reports):
+        found.extend(axes.rows(backend, reports))
+        axes.merge(folder / "axes.json", found)
+        print(reports["sgl_det"].table())
+
+    axes.measure([request.param], model, folder, done)
+    assert found, f"a server of {request.param} did not start or died, see {folder}"
     return found
 
 

@@ -17,7 +17,6 @@ from sgl_det.axis import Axis
 from sgl_det.make_model import make_model
 from sgl_det.server_process import ServerProcess
 
-
 pytestmark = pytest.mark.server
 HEADER = "x-sgl-det-key"
 
