@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from sgl_det.make_model import resolve_model
 from sgl_det.probe import ProbeError, compare_reports, run_probe
 from sgl_det.probe.table import DIVERGED, Report
 from sgl_det.server_process import ServerProcess
@@ -32,14 +33,26 @@ ARMS = {
     "sgl_det_again": ("sgl_det.launch_server", ()),
 }
 SIDE_BY_SIDE = 4
-RESTART_AXES = ("run_to_run", "chunked_prefill", "prefill_vs_decode")
+# The control needs to diverge, not to diverge everywhere.
+AXES = {
+    "stock": (
+        "run_to_run",
+        "batch_size",
+        "batch_composition",
+        "chunked_prefill",
+        "prefix_cache",
+        "prefill_vs_decode",
+        "logprob_neighbour",
+    ),
+    "sgl_det_again": ("run_to_run", "chunked_prefill", "prefill_vs_decode"),
+}
 
 
 def server(backend: str, arm: str, model: str, logs: Path) -> ServerProcess:
     """One server, not started."""
     module, extra = ARMS[arm]
-    argv = ("--model-path", model, "--attention-backend", backend, *POOL, *SPEED, *extra)
-    argv = (*argv, "--chunked-prefill-size", CHUNK[backend])
+    argv = ("--model-path", resolve_model(model), "--attention-backend", backend, *POOL, *SPEED)
+    argv = (*argv, "--chunked-prefill-size", CHUNK[backend], *extra)
     return ServerProcess(module, argv, log=logs / f"{backend}-{arm}.log")
 
 
@@ -78,7 +91,7 @@ def probe_arm(current: ServerProcess, arm: str) -> Report:
     return run_probe(
         current.url,
         quick=arm != "sgl_det",
-        axes=RESTART_AXES if arm == "sgl_det_again" else None,
+        axes=AXES.get(arm),
         progress=False,
     )
 

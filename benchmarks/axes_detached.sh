@@ -8,7 +8,7 @@ run=$HOME/axes-run
 case "$1" in
 start)
     mkdir -p "$run"
-    backends=${2:-triton,flashinfer,fa3}
+    backends=${2:-triton,fa3,flashinfer}
     setsid nohup python3 -W ignore benchmarks/axes.py --model qwen3-8b --backends "$backends" \
         --out "$run/axes.json" --logs "$run" >"$run/run.out" 2>&1 </dev/null &
     sleep 1

@@ -7,6 +7,7 @@ included, so it has the same name wherever it is read from.
 from __future__ import annotations
 
 import ast
+import functools
 import hashlib
 import inspect
 import re
@@ -106,7 +107,7 @@ class Source(NamedTuple):
         if text is None:
             return []
         try:
-            scopes = [ast.parse(text)]
+            scopes = [_parsed(text)]
         except SyntaxError as error:
             raise ValueError(f"{module} of {self.distribution} does not parse: {error}") from error
         for part in path.split("."):
@@ -115,6 +116,11 @@ class Source(NamedTuple):
             scopes = [node for scope in entered for node in _bound(scope.body, part)]
         lines = text.split("\n")
         return [_of_node(node, lines) for node in scopes if isinstance(node, _DEFS)]
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def _bound(body: list[ast.stmt], name: str) -> list[ast.stmt]:

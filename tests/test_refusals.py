@@ -74,12 +74,15 @@ def sglang():
 def resolve(tmp_path, sglang):
     """Make ``ServerArgs`` for a model config, resolved; no weights are needed for that."""
 
-    def make(config=(), *, drop=(), **kwargs):
-        fields = {k: v for k, v in (QWEN3 | dict(config)).items() if k not in drop}
-        (tmp_path / "config.json").write_text(json.dumps(fields))
+    def make(config=(), **kwargs):
+        fields = QWEN3 | dict(config)
+        # SGLang remembers a config by its path, so each one gets its own folder.
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(fields))
         given = {"device": "cpu", "attention_backend": "torch_native"} | kwargs
         return sglang.ServerArgs(
-            **({"model_path": str(tmp_path), "enable_deterministic_inference": True} | given)
+            **({"model_path": str(folder), "enable_deterministic_inference": True} | given)
         )
 
     return make
