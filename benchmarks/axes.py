@@ -1,10 +1,11 @@
-"""Three arms of one backend through the probe: stock, stock deterministic, sgl_det (twice).
+"""Three arms of each backend through the probe: stock, stock deterministic, sgl_det (twice).
 
-usage: axes.py --model PATH --backends fa3,triton,flashinfer --out axes.json --logs FOLDER
+usage: axes.py --model NAME_OR_PATH --run flashinfer:sgl_det,flashinfer:stock,... --out FOLDER
 
-Several servers share one GPU, with equal and bounded KV pools, and are probed one after the other;
-the two sgl_det servers are compared with each other (axis `restart`). Rows are written as they
-come. Exits 0 if every claimed axis of sgl_det is bitwise and stock diverged.
+Several servers share one GPU, with equal and bounded KV pools, and are probed one after the other.
+Each report is written to FOLDER as it comes, so that runs can be cut short and continued;
+FOLDER/axes.json is made from all reports that lie there. The two sgl_det servers of a backend are
+compared with each other (axis `restart`).
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from sgl_det.make_model import resolve_model
 from sgl_det.probe import ProbeError, compare_reports, run_probe
-from sgl_det.probe.table import DIVERGED, Report
 from sgl_det.server_process import ServerProcess
 
+BACKENDS = ("fa3", "triton", "flashinfer")
 # Four 8B models share one GPU. Batches above 64 decode without a CUDA graph.
 POOL = ("--max-total-tokens", "60000", "--max-running-requests", "128")
 POOL = (*POOL, "--mem-fraction-static", "0.9", "--cuda-graph-max-bs-decode", "64")
@@ -27,13 +27,13 @@ SPEED = ("--disable-prefill-cuda-graph", "--skip-server-warmup")
 # SGLang's deterministic FlashInfer and Triton align chunks to 4096 tokens; smaller ones never run.
 CHUNK = {"flashinfer": "4096", "triton": "4096", "fa3": "2048"}
 ARMS = {
-    "stock": ("sgl_det.stock", ()),
-    "stock_det": ("sgl_det.stock", ("--enable-deterministic-inference",)),
     "sgl_det": ("sgl_det.launch_server", ()),
+    "stock_det": ("sgl_det.stock", ("--enable-deterministic-inference",)),
+    "stock": ("sgl_det.stock", ()),
     "sgl_det_again": ("sgl_det.launch_server", ()),
 }
 SIDE_BY_SIDE = 4
-# The control needs to diverge, not to diverge everywhere.
+# The control needs to diverge, not to diverge everywhere; of a restart the answers are compared.
 AXES = {
     "stock": (
         "run_to_run",
@@ -46,6 +46,7 @@ AXES = {
     ),
     "sgl_det_again": ("run_to_run", "chunked_prefill", "prefill_vs_decode"),
 }
+KEPT = ("axis", "verdict", "claimed", "requests", "mismatches", "unique_tokens", "unique_logprobs")
 
 
 def server(backend: str, arm: str, model: str, logs: Path) -> ServerProcess:
@@ -56,111 +57,99 @@ def server(backend: str, arm: str, model: str, logs: Path) -> ServerProcess:
     return ServerProcess(module, argv, log=logs / f"{backend}-{arm}.log")
 
 
-def measure(backends: list[str], model: str, logs: Path, done: Callable[..., None]) -> None:
-    """Probe every arm of every backend, and call done(backend, {arm: Report}) for each backend.
+def measure(run: list[tuple[str, str]], model: str, out: Path) -> list[str]:
+    """Probe each (backend, arm) and write its report; returns what could not be probed.
 
-    The stock arms get the short probe, and the restart the axes whose answers are compared. While
-    one server is probed the next ones start: as many as fit on the GPU. A server that does not
-    start or dies is reported and leaves its backend out.
+    While one server is probed the next ones start: as many as fit on the GPU.
     """
-    plan = [(b, arm, server(b, arm, model, logs)) for b in backends for arm in ARMS]
+    plan = [(backend, arm, server(backend, arm, model, out)) for backend, arm in run]
+    failed = []
     try:
         for _, _, first in plan[:SIDE_BY_SIDE]:
             first.start()
-        reports: dict[str, Report] = {}
         for i, (backend, arm, current) in enumerate(plan):
             try:
                 current.wait_ready(420)
-                reports[arm] = probe_arm(current, arm)
-                print(f"{backend} {arm}: {reports[arm].summary()}", flush=True)
+                report = run_probe(
+                    current.url,
+                    quick=arm in ("stock", "stock_det"),
+                    axes=AXES.get(arm),
+                    progress=False,
+                )
+                (out / f"{backend}-{arm}.json").write_text(json.dumps(report.to_json()))
+                print(f"{backend} {arm}\n{report.table()}\n", flush=True)
             except (RuntimeError, ProbeError) as error:
-                print(f"{backend} {arm}: {error}", flush=True)
+                failed.append(f"{backend} {arm}: {error}")
+                print(failed[-1], flush=True)
             current.stop()
             if i + SIDE_BY_SIDE < len(plan):
                 plan[i + SIDE_BY_SIDE][2].start()
-            if arm == list(ARMS)[-1]:
-                if len(reports) == len(ARMS):
-                    done(backend, reports)
-                reports = {}
     finally:
         for _, _, started in plan:
             started.stop()
+    return failed
 
 
-def probe_arm(current: ServerProcess, arm: str) -> Report:
-    return run_probe(
-        current.url,
-        quick=arm != "sgl_det",
-        axes=AXES.get(arm),
-        progress=False,
-    )
+def rows(folder: Path) -> list[dict]:
+    """The rows of axes.json, from the reports in a folder."""
+    found = []
+    for backend in BACKENDS:
+        for arm in ("stock", "stock_det", "sgl_det"):
+            path = folder / f"{backend}-{arm}.json"
+            if path.is_file():
+                report = json.loads(path.read_text())
+                again = folder / f"{backend}-sgl_det_again.json"
+                found += [_row(backend, arm, report, r, again) for r in report["rows"]]
+    return found
 
 
-def rows(backend: str, reports: dict[str, Report]) -> list[dict]:
-    """The rows of axes.json for one backend."""
-    restart = compare_reports(reports["sgl_det"].to_json(), reports["sgl_det_again"].to_json())
-    out = []
-    for arm in ("stock", "stock_det", "sgl_det"):
-        for row in reports[arm].rows:
-            if arm == "sgl_det" and row.axis == restart.axis:
-                row = restart
-            verdict = row.verdict
-            if arm == "sgl_det" and row.claimed is False and not row.requests:
-                verdict = "not claimed"
-            out.append(
-                {
-                    "backend": backend,
-                    "arm": arm,
-                    "axis": row.axis,
-                    "verdict": verdict,
-                    "claimed": row.claimed,
-                    "requests": row.requests,
-                    "mismatches": row.mismatches,
-                    "unique_tokens": row.unique_tokens,
-                    "unique_logprobs": row.unique_logprobs,
-                    "first": row.first.to_json() if row.first else None,
-                    "note": row.note,
-                    "key": reports[arm].key,
-                }
-            )
+def _row(backend: str, arm: str, report: dict, row: dict, again: Path) -> dict:
+    if (arm, row["axis"]) == ("sgl_det", "restart") and again.is_file():
+        row = compare_reports(report, json.loads(again.read_text())).to_json()
+    key = report["key"]
+    return {"backend": backend, "arm": arm, **{k: row[k] for k in KEPT}, "key": key} | {
+        "first": row["first"],
+        "note": row["note"],
+    }
+
+
+def problems(found: list[dict], backend: str) -> list[str]:
+    """Claimed axes that are not bitwise, and a control that did not diverge."""
+    mine = [r for r in found if r["backend"] == backend]
+    out = [
+        f"{r['axis']}: {r['verdict']} ({r['first']})"
+        for r in mine
+        if r["arm"] == "sgl_det" and r["claimed"] and r["verdict"] != "bitwise"
+    ]
+    if not any(r["arm"] == "sgl_det" for r in mine):
+        out.append("sgl_det was not probed")
+    if not any(r["arm"] == "stock" and r["verdict"] == "diverged" for r in mine):
+        out.append("the stock control did not diverge")
     return out
 
 
-def good(found: list[dict]) -> bool:
-    """Every claimed axis of sgl_det bitwise, and the control diverged."""
-    ours = [r for r in found if r["arm"] == "sgl_det" and r["claimed"]]
-    stock = [r for r in found if r["arm"] == "stock"]
-    return all(r["verdict"] == "bitwise" for r in ours) and any(
-        r["verdict"] == DIVERGED for r in stock
-    )
+def write(folder: Path) -> list[dict]:
+    """Make axes.json anew and return its rows."""
+    found = rows(folder)
+    (folder / "axes.json").write_text(json.dumps({"rows": found}, indent=1) + "\n")
+    return found
 
 
 def main() -> int:
+    everything = ",".join(f"{b}:{a}" for b in BACKENDS for a in ARMS)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--backends", default="fa3,triton,flashinfer")
+    parser.add_argument("--model", default="qwen3-8b")
+    parser.add_argument("--run", default=everything, help="BACKEND:ARM, ... (default: all)")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--logs", type=Path, default=Path("."))
     args = parser.parse_args()
-    args.logs.mkdir(parents=True, exist_ok=True)
-    backends = args.backends.split(",")
-    passed = []
-
-    def done(backend: str, reports: dict[str, Report]) -> None:
-        found = rows(backend, reports)
-        merge(args.out, found)
-        print(reports["sgl_det"].table(), flush=True)
-        passed.append(good(found))
-
-    measure(backends, args.model, args.logs, done)
-    return 0 if passed == [True] * len(backends) else 1
-
-
-def merge(path: Path, found: list[dict]) -> None:
-    """Put one backend's rows into the results file, in place of its older ones."""
-    old = json.loads(path.read_text())["rows"] if path.is_file() else []
-    kept = [r for r in old if r["backend"] != found[0]["backend"]]
-    path.write_text(json.dumps({"rows": [*kept, *found]}, indent=1) + "\n")
+    args.out.mkdir(parents=True, exist_ok=True)
+    run = [tuple(pair.split(":")) for pair in args.run.split(",") if pair]
+    failed = measure(run, args.model, args.out)
+    found = write(args.out)
+    for backend in dict.fromkeys(b for b, _ in run):
+        failed += [f"{backend} {p}" for p in problems(found, backend)]
+    print("\n".join(failed) or "every claimed axis is bitwise, and stock diverged", flush=True)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,7 @@ import struct
 from functools import cache
 
 import torch
-
 from sgl_det.kernels import cpu_build
-
 
 
 class _Codes(dict):
@@ -50,7 +48,7 @@ def linear(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``x [..., K] @ weight [N, K].T + bias [N]`` -> [..., N] of ``out_dtype`` (x's own by default).
+    """``x [..., K] @ weight [N, K].T + bias [N]`` -> [..., N] of ``out_dtype``, or of x's dtype.
 
     Each argument may be fp32, bf16 or fp16 of its own. Raises ValueError on other dtypes or shapes.
     """
@@ -102,45 +100,23 @@ def attention(
     prefix_lens [R]: tokens before the new ones, or None for one new token a request (decode).
     window: a query at position p sees keys p - window .. p. Raises ValueError on what is not held.
     """
-    (t, h, d), (_, g, e) = q.shape, v_cache.shape
-    if h % g or k_cache.shape[1:] != (g, d) or out.shape != (t, h, e) or out.dtype != q.dtype:
-        raise ValueError(
-            f"attention: q {tuple(q.shape)}, k {tuple(k_cache.shape)}, v {tuple(v_cache.shape)}, "
-            f"out {tuple(out.shape)} {out.dtype} do not fit together"
-        )
-    if k_cache.dtype != v_cache.dtype or req_to_token.dtype != torch.int32:
-        raise ValueError(
-            f"attention: k is {k_cache.dtype}, v {v_cache.dtype}, req_to_token {req_to_token.dtype}; "
-            f"expected one dtype for the cache and int32 for req_to_token"
-        )
-    for name, x in (("q", q), ("out", out), ("k", k_cache), ("v", v_cache)):
-        if x.stride(2) != 1 or x.stride(1) != x.shape[2]:
-            raise ValueError(f"attention: {name} has strides {x.stride()}, expected dense heads")
+    _check_attention(q, out, k_cache, v_cache, req_to_token)
     request, length = (x.to(torch.int64).contiguous() for x in (req_pool_indices, seq_lens))
     prefix = None if prefix_lens is None else prefix_lens.to(torch.int64).contiguous()
     new = length.numel() if prefix is None else int((length - prefix).sum())
-    if new != t:
-        raise ValueError(f"attention: q has {t} rows, the lengths say {new}")
+    if new != q.shape[0]:
+        raise ValueError(f"attention: q has {q.shape[0]} rows, the lengths say {new}")
+    data = (q, k_cache, v_cache, out, req_to_token, request, length)
     _library().sgl_det_attention(
         _ATTENTION.pack(
-            q.data_ptr(),
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            out.data_ptr(),
-            req_to_token.data_ptr(),
-            request.data_ptr(),
-            length.data_ptr(),
+            *(x.data_ptr() for x in data),
             0 if prefix is None else prefix.data_ptr(),
-            q.stride(0),
-            out.stride(0),
-            k_cache.stride(0),
-            v_cache.stride(0),
-            req_to_token.stride(0),
+            *(x.stride(0) for x in (q, out, k_cache, v_cache, req_to_token)),
             length.numel(),
-            h,
-            g,
-            d,
-            e,
+            q.shape[1],
+            v_cache.shape[1],
+            q.shape[2],
+            v_cache.shape[2],
             _CODE[q.dtype],
             _CODE[k_cache.dtype],
             torch.get_num_threads(),
@@ -149,6 +125,26 @@ def attention(
         )
     )
     return out
+
+
+def _check_attention(q, out, k_cache, v_cache, req_to_token) -> None:
+    (t, h, d), (_, g, e) = q.shape, v_cache.shape
+    if h % g or k_cache.shape[1:] != (g, d) or out.shape != (t, h, e) or out.dtype != q.dtype:
+        raise ValueError(
+            f"attention: q {tuple(q.shape)}, k {tuple(k_cache.shape)}, v {tuple(v_cache.shape)}, "
+            f"out {tuple(out.shape)} {out.dtype} do not fit together"
+        )
+    if k_cache.dtype != v_cache.dtype or req_to_token.dtype != torch.int32:
+        raise ValueError(
+            f"attention: k is {k_cache.dtype}, v {v_cache.dtype}, page table {req_to_token.dtype}; "
+            f"expected one dtype for the cache and int32 for the page table"
+        )
+    for name, x in (("q", q), ("out", out), ("k", k_cache), ("v", v_cache)):
+        if x.stride(2) != 1 or (x.shape[1] > 1 and x.stride(1) != x.shape[2]) or not x.is_cpu:
+            raise ValueError(
+                f"attention: {name} on {x.device} has strides {x.stride()}, expected heads that "
+                f"follow each other, on the CPU"
+            )
 
 
 def rms_norm(
@@ -207,7 +203,7 @@ def rms_norm(
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """``silu(a) * b`` of x = [a, b] [..., 2D] -> [..., D]; silu(a) is rounded to x's dtype first."""
+    """``silu(a) * b`` of x = [a, b] [..., 2D] -> [..., D]; silu(a) is rounded on the way."""
     d = x.shape[-1] // 2
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], d))

@@ -1,16 +1,16 @@
 /* Attention over a paged cache:  o[t, h] = sum_s softmax_s(scale * q[t, h] . k[s, g]) * v[s, g]
  *
  * Shapes      q [T, H, D]   k [slots, G, D]   v [slots, G, E]   o [T, H, E]; g = h / (H / G)
- *             T query rows of R requests; row i of a request sits at position first + i and sees the
- *             keys at positions max(0, pos - window) .. pos, slot page[request][position]
- * Dtypes      q, o alike, k, v alike: fp32 | bf16 | fp16; all arithmetic in fp32, one rounding on store
- * Order       keys in tiles of TILE at absolute positions, ascending. Per tile: scores with d ascending
- *             in one fp32 accumulator; weights e^(s - m) with m the running maximum; the row sum in
- *             eight lanes (key mod 8), tiles ascending; o rescaled by e^(m_old - m), then one
- *             accumulator per output with s ascending. o / sum at the end
- * No-op       a key that a row does not see is never read for it, so a tile without any is skipped
- * Bits depend on   q[t], k and v at the positions seen, scale, window - not on the phase, the chunk,
- *             the neighbours, the page table, threads or instruction set
+ *             T query rows of R requests; row i of a request sits at position first + i and sees
+ *             the keys at positions max(0, pos - window) .. pos, slot page[request][position]
+ * Dtypes      q, o alike, k, v alike: fp32 | bf16 | fp16; arithmetic in fp32, one rounding on store
+ * Order       keys in tiles of TILE at absolute positions, ascending. Per tile: scores with d
+ *             ascending in one fp32 accumulator; weights e^(s - m) with m the running maximum; the
+ *             row sum in eight lanes (key mod 8), tiles ascending; o rescaled by e^(m_old - m),
+ *             then one accumulator per output with s ascending. o / sum at the end
+ * No-op       a key that a row does not see enters none of its sums: a tile without any is skipped
+ * Bits depend on   q[t], k and v at the positions seen, scale, window - not on the phase, the
+ *             chunk, the neighbours, the page table, threads or instruction set
  */
 #include <math.h>
 
@@ -72,12 +72,13 @@ INLINE const char *k_at(const block *b, int64_t slot) {
   return at(b->p->k, b->p->dk, slot * b->p->ldk + (int64_t)b->g * b->p->d);
 }
 
-/* Slots of the tile at t0, of which keys are in use; past them the last stands in. The values of this
- * tile and the keys of the next are asked for on the way: slots are anywhere in memory. */
+/* Slots of the tile at t0, of which keys are in use; past them the last stands in. The values of
+ * this tile and the keys of the next are asked for on the way: slots are anywhere in memory. */
 static void find_tile(const block *b, work *w, int64_t t0, int keys, int64_t end) {
   const attention_args *p = b->p;
   const int32_t *page = p->page + p->request[b->request] * p->ldpage + t0;
-  const int k_lines = (p->d * size_of(p->dk) + 63) / 64, v_lines = (p->e * size_of(p->dk) + 63) / 64;
+  const int k_lines = (p->d * size_of(p->dk) + 63) / 64;
+  const int v_lines = (p->e * size_of(p->dk) + 63) / 64;
   for (int j = 0; j < TILE; j++) {
     const int64_t slot = page[j < keys ? j : keys - 1];
     w->krow[j] = k_at(b, slot);
@@ -85,6 +86,14 @@ static void find_tile(const block *b, work *w, int64_t t0, int keys, int64_t end
     if (j < keys) fetch(w->vrow[j], v_lines);
     if (t0 + TILE + j < end) fetch(k_at(b, page[TILE + j]), k_lines);
   }
+}
+
+APART void tile_scores(int m, int64_t d, const float *q, const float *k, float *s) {
+  tile_m(m, d, q, 1, MR, k, s, TILE, 1);
+}
+
+APART void tile_values(int m, int64_t keys, const float *s, const float *v, float *o, int64_t ldo) {
+  tile_m(m, keys, s, TILE, 1, v, o, ldo, 0);
 }
 
 INLINE void pack_tile(const block *b, work *w, int keys, int dt) {
@@ -110,8 +119,8 @@ static void scores_many(const block *b, work *w, int keys) {
   const int d = b->p->d;
   for (int j = 0; j < keys; j += NR)
     for (int r = 0; r < b->m; r += MR)
-      tile_m(b->m - r < MR ? b->m - r : MR, d, w->q + r * d, 1, MR, w->kp + j * d,
-             w->s + r * TILE + j, TILE, 1);
+      tile_scores(b->m - r < MR ? b->m - r : MR, d, w->q + r * d, w->kp + j * d,
+                  w->s + r * TILE + j);
 }
 
 /* Scores become weights in place; the running maximum, sum and output move to the new maximum. */
@@ -156,8 +165,8 @@ static void weigh(const block *b, work *w, int64_t t0) {
 INLINE void add_values(work *w, int r, int m, int lo, int hi) {
   if (lo >= hi) return;
   for (int i = 0; i < w->panels; i++)
-    tile_m(m, hi - lo, w->s + r * TILE + lo, TILE, 1, w->vp + (i * TILE + lo) * NR,
-           w->o + ((int64_t)r * w->panels + i) * NR, w->panels * NR, 0);
+    tile_values(m, hi - lo, w->s + r * TILE + lo, w->vp + (i * TILE + lo) * NR,
+                w->o + ((int64_t)r * w->panels + i) * NR, w->panels * NR);
 }
 
 /* Rows of one register tile may see different keys: what all see at once, the rest row by row, so

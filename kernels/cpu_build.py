@@ -1,4 +1,4 @@
-"""Compiles the CPU kernels once per source, compiler and processor, into the user's cache folder."""
+"""Compiles the CPU kernels, once per source, compiler and processor, into the user's cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 _FLAGS = (
-    "-O3 -march=native -std=gnu11 -ffp-contract=off -fno-math-errno -fPIC -shared -fopenmp".split()
+    "-O2 -march=native -std=gnu11 -ffp-contract=off -fno-math-errno -fPIC -shared -fopenmp".split()
 )
 
 

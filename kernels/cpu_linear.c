@@ -1,7 +1,7 @@
 /* Linear:  y[m, n] = round(sum_k x[m, k] * w[n, k] + bias[n])
  *
- * Shapes      x [M, K] rows ldx apart   w [N, K] contiguous   bias [N] or null   y [M, N] contiguous
- * Dtypes      x, w, bias, y: fp32 | bf16 | fp16, each its own; fp32 accumulation, one rounding on store
+ * Shapes      x [M, K] rows ldx apart   w [N, K] dense   bias [N] or null   y [M, N] dense
+ * Dtypes      x, w, bias, y: fp32 | bf16 | fp16, each its own; one rounding, on store
  * Order       k ascending into one fp32 accumulator, fused; the bias is added in fp32 at the end
  * Bits depend on   x[m], w[n], bias[n] - not on M, the place of a row, threads or instruction set
  */
@@ -42,7 +42,7 @@ INLINE const char *following(const linear_args *p, int dw, int64_t n0, int count
   return n0 + 2 * count <= p->n ? at(p->w, dw, (n0 + count) * p->k) : NULL;
 }
 
-INLINE void finish(const linear_args *p, int64_t row, int64_t n0, int count, const float *c) {
+APART void finish(const linear_args *p, int64_t row, int64_t n0, int count, const float *c) {
   const int64_t left = p->n - n0 < count ? p->n - n0 : count;
   for (int64_t j = 0; j < left; j += 8) {
     const int w = left - j < 8 ? (int)(left - j) : 8;
@@ -85,16 +85,29 @@ static void few(const linear_args *p, const float *a) {
   }
 }
 
-INLINE void panel(const linear_args *p, int dw, int64_t m0, int64_t mc, int64_t n0, const float *a,
+APART void tile_packed(int m, int64_t kc, const float *a, const float *b, float *c, int first) {
+  tile_m(m, kc, a, 1, MR, b, c, NR, first);
+}
+
+APART void pack(const void *const *row, int dw, int64_t k0, int64_t kc, float *b,
+                const char *next) {
+  if (dw == F32) pack_panel(row, F32, k0, kc, b, next);
+  else if (dw == BF16) pack_panel(row, BF16, k0, kc, b, next);
+  else pack_panel(row, F16, k0, kc, b, next);
+}
+
+/* NR outputs of mc rows: a block of k at a time, the sums resting in c. */
+static void panel(const linear_args *p, int64_t m0, int64_t mc, int64_t n0, const float *a,
                   float *b, float *c) {
   const void *row[NR];
-  rows_from(p, dw, n0, NR, row);
+  const char *next = mc <= 64 ? following(p, p->dw, n0, NR) : NULL;
+  rows_from(p, p->dw, n0, NR, row);
   for (int64_t k0 = 0; k0 < p->k; k0 += KC) {
     const int64_t kc = p->k - k0 < KC ? p->k - k0 : KC;
-    pack_panel(row, dw, k0, kc, b, mc <= 64 ? following(p, dw, n0, NR) : NULL);
+    pack(row, p->dw, k0, kc, b, next);
     for (int64_t i = 0; i < mc; i += MR)
-      tile_m(mc - i < MR ? (int)(mc - i) : MR, kc, a + i * p->k + k0 * MR, 1, MR, b, c + i * NR, NR,
-             k0 == 0);
+      tile_packed(mc - i < MR ? (int)(mc - i) : MR, kc, a + i * p->k + k0 * MR, b, c + i * NR,
+                  k0 == 0);
   }
   for (int64_t i = 0; i < mc; i++) finish(p, m0 + i, n0, NR, c + i * NR);
 }
@@ -123,9 +136,7 @@ static void many(const linear_args *p) {
 #pragma omp parallel for num_threads(p->threads) if (p->threads > 1) schedule(static)
     for (int64_t i = 0; i < panels; i++) {
       float *b = sgl_det_scratch((KC + MC) * NR * 4);
-      if (p->dw == F32) panel(p, F32, m0, mc, i * NR, a, b, b + KC * NR);
-      else if (p->dw == BF16) panel(p, BF16, m0, mc, i * NR, a, b, b + KC * NR);
-      else panel(p, F16, m0, mc, i * NR, a, b, b + KC * NR);
+      panel(p, m0, mc, i * NR, a, b, b + KC * NR);
     }
   }
   free(a);

@@ -103,7 +103,8 @@ INLINE void pack_panel(const void *const *row, int dt, int64_t k0, int64_t kc, f
       }
   }
   for (; k < kc; k++)
-    UNROLL for (int g = 0; g < NR / 8; g++) store8(b + k * NR + 8 * g, column1(row + 8 * g, dt, k0 + k));
+    UNROLL for (int g = 0; g < NR / 8; g++)
+        store8(b + k * NR + 8 * g, column1(row + 8 * g, dt, k0 + k));
 }
 
 /* c[m][0..NR) (+)= sum over kc of a[m, k] * b[k][0..NR);  a[m, k] = a[m * am + k * ak]. */
@@ -124,6 +125,7 @@ INLINE void tile(const int m, int64_t kc, const float *a, const int am, const in
       *(vpu *)(c + i * ldc + j * (NR / NV)) = acc[i][j];
 }
 
+/* am and ak are constants of the caller, which keeps one copy of this. */
 INLINE void tile_m(int m, int64_t kc, const float *a, const int am, const int ak, const float *b,
                    float *c, int64_t ldc, int first) {
 #define CASE(n) \
@@ -137,9 +139,9 @@ INLINE void tile_m(int m, int64_t kc, const float *a, const int am, const int ak
 #undef CASE
 }
 
-/* c[m][0 .. 8g) = sum_k a[m][k] * row[n][k], for few m. Each step turns whole cache lines of the rows
- * into columns: rows a power of two apart fall into few cache sets, and a line left is a line lost.
- * next (or null): memory of the same extent that is wanted after this, fetched on the way in order. */
+/* c[m][0 .. 8g) = sum_k a[m][k] * row[n][k], for few m. Each step turns whole cache lines of the
+ * rows into columns: rows a power of two apart fall into few cache sets, so a line left is lost.
+ * next (or null): memory of the same extent that is wanted after this, fetched on the way. */
 INLINE void dot_rows(const int m, const int g, const float *a, int64_t lda, const void *const *row,
                      int dt, int64_t kc, float *c, int64_t ldc, const char *next) {
   enum { STEP = 32 };

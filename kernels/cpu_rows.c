@@ -3,7 +3,7 @@
  * Dtypes      activations fp32 | bf16 | fp16; arithmetic in fp32; rounded where SGLang rounds
  * Order       sums in 32 lanes (element mod 32) ascending, fused for squares; then lanes i, i + 16,
  *             then i, i + 8, then the tree of sum8
- * Bits depend on   the row - not on the number of rows, its place, strides, threads or instruction set
+ * Bits depend on   the row - not on how many there are, its place, strides, threads or instructions
  */
 #include <math.h>
 
@@ -13,11 +13,14 @@ typedef struct {
   const void *x, *residual, *extra, *weight;
   void *y, *residual_out;
   int64_t rows, ldx;
-  int d, d_var, dx, dw, dy, dr, ds, dc, threads; /* dc: dtype between x * rsqrt and w, F32 for none */
+  int d, d_var;
+  int dx, dw, dy, dr, ds; /* dtypes of x and extra, weight, y, residual, residual_out */
+  int dc;                 /* to which x * rsqrt is rounded before the product with weight */
+  int threads;
   float eps;
 } norm_args;
 
-/* Calls body(i, 8) for whole vectors and body(i, rest) once: the constant keeps the loop in vectors. */
+/* body(i, 8) for whole vectors, body(i, rest) once: the constant keeps the loop in vectors. */
 #define EACH8(d, body)                        \
   do {                                        \
     int i_ = 0;                               \

@@ -18,6 +18,7 @@
 #endif
 
 #define INLINE static inline __attribute__((always_inline))
+#define APART static __attribute__((noinline)) /* one copy: compiling takes seconds, not minutes */
 #define UNROLL _Pragma("GCC unroll 16")
 
 enum { F32 = 0, BF16 = 1, F16 = 2 };
@@ -55,8 +56,8 @@ INLINE float hmax8(v8 a) {
   return m;
 }
 
-/* e^x for x <= 0: x = n ln 2 + r, then a polynomial in r (Cephes). exp_8(0) is exactly 1; below -87,
- * just above the smallest normal number, the result is 0; a NaN stays one. */
+/* e^x for x <= 0: x = n ln 2 + r, then a polynomial in r (Cephes). exp_8(0) is exactly 1; below
+ * -87, just above the smallest normal number, the result is 0; a NaN stays one. */
 INLINE v8 exp_8(v8 x) {
   const v8 magic = all8(12582912.0f);
   const v8 t = fma8(x, all8(1.44269504f), magic), n = t - magic;
@@ -73,7 +74,9 @@ INLINE v8 exp_8(v8 x) {
 }
 
 INLINE int size_of(int dt) { return dt == F32 ? 4 : 2; }
-INLINE const void *at(const void *p, int dt, int64_t i) { return (const char *)p + i * size_of(dt); }
+INLINE const void *at(const void *p, int dt, int64_t i) {
+  return (const char *)p + i * size_of(dt);
+}
 
 INLINE float load1(const void *p, int dt) {
   if (dt == F32) return *(const float *)p;

@@ -1,7 +1,7 @@
 """The torch_native backend on a CPU: every sum over K, D or the keys in one fixed order.
 
 The layers call the kernels directly. What else reaches a matrix product of PyTorch (the output
-projection among it) meets the same kernel through the dispatcher, so nothing is left to the library.
+projection among it) meets the same kernel through the dispatcher.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ def _linear_into(original):
 
 
 def _extend(original):
-    from sgl_det.kernels.cpu import attention
-
     def _run_sdpa_forward_extend(
         self,
         query,
@@ -48,32 +46,16 @@ def _extend(original):
         extend_prefix_lens,
         extend_seq_lens,
         encoder_lens=None,
-        scaling=None,
-        enable_gqa=False,
-        causal=False,
-        is_cross_attn=False,
-        sliding_window_size=None,
+        **options,
     ):
-        _refuse(self, causal and encoder_lens is None and not is_cross_attn)
-        return attention(
-            query,
-            output,
-            k_cache,
-            v_cache,
-            req_to_token,
-            req_pool_indices,
-            seq_lens,
-            extend_prefix_lens,
-            scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-            window=_window(sliding_window_size),
-        )
+        _refuse(self, options.pop("causal", False) and encoder_lens is None, options)
+        cache = (k_cache, v_cache, req_to_token, req_pool_indices, seq_lens)
+        return _attend(query, output, *cache, extend_prefix_lens, options)
 
     return _run_sdpa_forward_extend
 
 
 def _decode(original):
-    from sgl_det.kernels.cpu import attention
-
     def _run_sdpa_forward_decode(
         self,
         query,
@@ -84,38 +66,32 @@ def _decode(original):
         req_pool_indices,
         seq_lens,
         encoder_lens=None,
-        scaling=None,
-        enable_gqa=False,
-        causal=False,
-        is_cross_attn=False,
-        sliding_window_size=None,
+        **options,
     ):
-        _refuse(self, encoder_lens is None and not is_cross_attn)
-        return attention(
-            query,
-            output,
-            k_cache,
-            v_cache,
-            req_to_token,
-            req_pool_indices,
-            seq_lens,
-            None,
-            scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
-            window=_window(sliding_window_size),
-        )
+        options.pop("causal", None)  # one query at the end of its keys: nothing to mask
+        _refuse(self, encoder_lens is None, options)
+        cache = (k_cache, v_cache, req_to_token, req_pool_indices, seq_lens)
+        return _attend(query, output, *cache, None, options)
 
     return _run_sdpa_forward_decode
 
 
-def _window(size: int | None) -> int | None:
-    return None if size is None or size < 0 else size
+def _attend(query, output, *cache_and_prefix):
+    from sgl_det.kernels.cpu import attention
+
+    *cache, prefix, options = cache_and_prefix
+    scale, window = options.get("scaling"), options.get("sliding_window_size")
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    window = None if window is None or window < 0 else window
+    return attention(query, output, *cache, prefix, scale=scale, window=window)
 
 
-def _refuse(backend: Any, decoder_only: bool) -> None:
-    if not decoder_only:
+def _refuse(backend: Any, decoder_only: bool, options: dict[str, Any]) -> None:
+    unknown = options.keys() - {"scaling", "enable_gqa", "is_cross_attn", "sliding_window_size"}
+    if not decoder_only or options.get("is_cross_attn") or unknown:
         raise ValueError(
-            "the CPU attention kernel holds causal self-attention; found cross-attention or an "
-            "encoder; serve a decoder-only model"
+            f"the CPU attention kernel holds causal self-attention; found cross-attention, an "
+            f"encoder, or options {sorted(unknown)}; serve a decoder-only model"
         )
     if backend.use_sliding_window_kv_pool:
         raise ValueError(
@@ -162,13 +138,10 @@ def _silu_and_mul(original):
 
 
 def _rotary(original):
+    from sgl_det.kernels.cpu import rotary
     from sglang.srt.layers.rotary_embedding.utils import apply_rotary_emb
 
-    from sgl_det.kernels.cpu import rotary
-
-    def forward_native(
-        self, positions, query, key, offsets=None, fused_set_kv_buffer_arg=None
-    ):
+    def forward_native(self, positions, query, key, offsets=None, fused_set_kv_buffer_arg=None):
         # Equal bits on both ways; the kernel is one pass instead of some twenty.
         plain = self._apply_rotary_emb_wrapped is apply_rotary_emb
         if offsets is not None or not plain or hasattr(self, "sin_cos_cache"):
@@ -220,94 +193,107 @@ def _self_test(original):
     return maybe_enable_batch_invariant_mode
 
 
-def _patch(name, target, fingerprint, why, wrap, upstream=_NO_SEAM) -> Patch:
-    return Patch(
-        name=f"cpu.{name}",
-        target=target,
-        requires=_REQUIRES,
-        fingerprints=(fingerprint,),
-        why=why,
-        upstream=upstream,
-        wrap=wrap,
-    )
+_INVARIANT = "sglang.srt.batch_invariant_ops.batch_invariant_ops:enable_batch_invariant_mode"
+_UNQUANT = "sglang.srt.layers.quantization.unquant:UnquantizedLinearMethod"
+_RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"
+_ROTARY = "sglang.srt.layers.rotary_embedding.base:RotaryEmbedding"
+
+# name, target, fingerprint, why, wrap, upstream
+_TABLE = (
+    (
+        "linear",
+        f"{_UNQUANT}.apply",
+        "be591cb1fb4c",
+        "every linear layer adds over K in ascending order, whatever the number of rows",
+        _linear,
+        _NO_SEAM,
+    ),
+    (
+        "linear_into",
+        f"{_UNQUANT}.apply_into",
+        "c48d02395a20",
+        "the same for layers that write into a given buffer",
+        _linear_into,
+        _NO_SEAM,
+    ),
+    (
+        "matmul",
+        _INVARIANT,
+        "369b1321cc6f",
+        "mm, addmm and bmm of anything else (the output projection) get the same order",
+        _aten,
+        "none: the batch-invariant mode knows no CPU",
+    ),
+    (
+        "attention.extend",
+        f"{_NATIVE}._run_sdpa_forward_extend",
+        "a502fec18629",
+        "KV tiles of 64 keys at absolute positions, read in place; chunks leave no trace",
+        _extend,
+        _NO_SEAM,
+    ),
+    (
+        "attention.decode",
+        f"{_NATIVE}._run_sdpa_forward_decode",
+        "0bbe3227a1df",
+        "the order of prefill, so that prefill and decode agree bit for bit",
+        _decode,
+        _NO_SEAM,
+    ),
+    (
+        "rms_norm",
+        "sglang.srt.layers.layernorm:RMSNorm.forward_native",
+        "97c5456737dc",
+        "the mean of squares in an order that the hidden size alone decides",
+        _rms_norm,
+        _NO_SEAM,
+    ),
+    (
+        "silu_and_mul",
+        "sglang.srt.layers.activation:SiluAndMul.forward_native",
+        "f49be663b3d9",
+        "PyTorch's fp32 sigmoid depends on the place in the buffer",
+        _silu_and_mul,
+        _NO_SEAM,
+    ),
+    (
+        "rotary",
+        f"{_ROTARY}.forward_native",
+        "94d9e521a4e0",
+        "one pass instead of some twenty, with equal bits; no order is changed",
+        _rotary,
+        _NO_SEAM,
+    ),
+    (
+        "sampling",
+        "sglang.srt.layers.sampler:multinomial_with_seed",
+        "3486d0c988e7",
+        "seeded noise without Triton, a function of seed, position and column alone",
+        _seeded,
+        "none: SGLang hashes on the GPU",
+    ),
+    (
+        "self_test",
+        f"{_RUNNER}.maybe_enable_batch_invariant_mode",
+        "2d039059b531",
+        "the loaded shapes are proven on this processor before anything is served",
+        _self_test,
+        "none: SGLang does not test its kernels at start-up",
+    ),
+)
 
 
 def patches() -> tuple[Patch, ...]:
     """The patches of a scheduler process that runs on a CPU."""
-    invariant = "sglang.srt.batch_invariant_ops.batch_invariant_ops:enable_batch_invariant_mode"
-    unquant = "sglang.srt.layers.quantization.unquant:UnquantizedLinearMethod"
-    return (
-        _patch(
-            "linear",
-            f"{unquant}.apply",
-            "be591cb1fb4c",
-            "every linear layer adds over K in ascending order, whatever the number of rows",
-            _linear,
-        ),
-        _patch(
-            "linear_into",
-            f"{unquant}.apply_into",
-            "c48d02395a20",
-            "the same for layers that write into a given buffer",
-            _linear_into,
-        ),
-        _patch(
-            "matmul",
-            invariant,
-            "369b1321cc6f",
-            "mm, addmm and bmm of anything else (the output projection) get the same order",
-            _aten,
-            "none: the batch-invariant mode knows no CPU",
-        ),
-        _patch(
-            "attention.extend",
-            f"{_NATIVE}._run_sdpa_forward_extend",
-            "a502fec18629",
-            "KV tiles of 64 keys at absolute positions, read in place; chunks leave no trace",
-            _extend,
-        ),
-        _patch(
-            "attention.decode",
-            f"{_NATIVE}._run_sdpa_forward_decode",
-            "0bbe3227a1df",
-            "the order of prefill, so that prefill and decode agree bit for bit",
-            _decode,
-        ),
-        _patch(
-            "rms_norm",
-            "sglang.srt.layers.layernorm:RMSNorm.forward_native",
-            "97c5456737dc",
-            "the mean of squares in an order that the hidden size alone decides",
-            _rms_norm,
-        ),
-        _patch(
-            "silu_and_mul",
-            "sglang.srt.layers.activation:SiluAndMul.forward_native",
-            "f49be663b3d9",
-            "PyTorch's fp32 sigmoid depends on the place in the buffer",
-            _silu_and_mul,
-        ),
-        _patch(
-            "rotary",
-            "sglang.srt.layers.rotary_embedding.base:RotaryEmbedding.forward_native",
-            "94d9e521a4e0",
-            "one pass instead of some twenty, with equal bits; no order is changed",
-            _rotary,
-        ),
-        _patch(
-            "sampling",
-            "sglang.srt.layers.sampler:multinomial_with_seed",
-            "3486d0c988e7",
-            "seeded noise without Triton, a function of seed, position and column alone",
-            _seeded,
-            "none: SGLang hashes on the GPU",
-        ),
-        _patch(
-            "self_test",
-            "sglang.srt.model_executor.model_runner:ModelRunner.maybe_enable_batch_invariant_mode",
-            "2d039059b531",
-            "the loaded shapes are proven on this processor before anything is served",
-            _self_test,
-            "none: SGLang does not test its kernels at start-up",
-        ),
+    return tuple(
+        Patch(
+            name=f"cpu.{name}",
+            target=target,
+            requires=_REQUIRES,
+            fingerprints=(fingerprint,),
+            why=why,
+            upstream=upstream,
+            wrap=wrap,
+        )
+        for name, target, fingerprint, why, wrap, upstream in _TABLE
     )

@@ -12,7 +12,14 @@ from typing import Any
 __all__ = ["Refusals", "install"]
 
 _STREAMS = (b"text/event-stream", b"application/x-ndjson")
+_PREFACES = (b"event: message_start", b"event: ping")
 _MAX_ERRORS, _MAX_TEXT = 10, 300
+
+
+def _is_preface(body: bytes) -> bool:
+    """Whether a chunk tells nothing yet: Anthropic's streams open before the prompt is read."""
+    events = [line for line in body.splitlines() if line.startswith(b"event: ")]
+    return bool(events) and all(event in _PREFACES for event in events)
 
 
 def _stream_error(body: bytes) -> tuple[int, dict[str, Any]] | None:
@@ -56,7 +63,7 @@ class _Answer:
 
     def __init__(self, scope, receive, send) -> None:
         self._ends = scope, receive, send
-        self._held: dict[str, Any] | None = None
+        self._held: list[dict[str, Any]] = []
         self.started = self._refused = False
 
     async def send(self, message: dict[str, Any]) -> None:
@@ -64,15 +71,20 @@ class _Answer:
         if self._refused:
             return
         if kind == "http.response.start" and _is_stream(message):
-            self._held = message
+            self._held.append(message)
             return
-        if self._held is not None:
-            error = _stream_error(message.get("body", b""))
+        if self._held:
+            body = message.get("body", b"")
+            if _is_preface(body) and message.get("more_body"):
+                self._held.append(message)
+                return
+            error = _stream_error(body)
             if error is not None:
                 await self.refuse(*error)
                 return
-            await send(self._held)
-            self._held = None
+            for held in self._held:
+                await send(held)
+            self._held = []
         self.started = True
         await send(message)
 

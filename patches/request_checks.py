@@ -11,8 +11,10 @@ from functools import cache
 from typing import Any, get_type_hints
 
 _MAX_COMPLETIONS = 16384  # prompts times n of one request; a body of 100 bytes can ask for any n
+_MAX_DEPTH = 200
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
-_FLOAT32 = 3.4028234663852886e38
+_FLOAT32, _MAX_BIAS, _MIN_SCALE = 3.4028234663852886e38, 1e30, 1e-6
+_ANY_JSON = "$$ANY$$"  # SGLang's name for the grammar of all JSON
 # Set by SGLang itself between its processes; a client that sets them only breaks its own request.
 _INTERNAL_PARAMS = frozenset(
     {"stop_strs", "stop_regex_strs", "stop_str_max_len", "stop_regex_max_len", "is_normalized"}
@@ -79,6 +81,9 @@ def _typed(params: Any) -> dict[str, Any]:
             except (msgspec.ValidationError, *MALFORMED) as error:
                 raise ValueError(f"sampling parameter {key} is malformed: {error}") from None
         checked[key] = value
+    for token in checked.get("logit_bias") or ():
+        if not re.fullmatch(r"-?[0-9]+", token):
+            _refuse("a token of logit_bias", token, "the id of a token, in digits")
     if checked.get("n", 1) is None:
         del checked["n"]
     return checked
@@ -90,6 +95,26 @@ def _deterministic() -> bool:
     return get_exec().deterministic.enable_deterministic_inference
 
 
+def _check_json(name: str, text: str) -> None:
+    """Text that is no JSON, or so deep that its grammar takes minutes to compile."""
+    import json
+
+    try:
+        level = [json.loads(text)]
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not JSON that can be read: {error}") from None
+    for _ in range(_MAX_DEPTH):
+        level = [
+            child
+            for node in level
+            if isinstance(node, (dict, list))
+            for child in (node.values() if isinstance(node, dict) else node)
+        ]
+        if not level:
+            return
+    raise ValueError(f"{name} is nested deeper than {_MAX_DEPTH} levels; expected fewer")
+
+
 def check_ranges(params: Any, vocab_size: int) -> None:
     """Ranges that the sampler's tensors need and SGLang's own check leaves out."""
     if params.min_p > 0 and _deterministic():
@@ -99,6 +124,10 @@ def check_ranges(params: Any, vocab_size: int) -> None:
         )
     if params.top_k > _INT32:
         _refuse("top_k", params.top_k, "-1 or a 32-bit integer above 0")
+    if params.temperature > _FLOAT32:
+        _refuse("temperature", params.temperature, "a finite 32-bit float")
+    if params.repetition_penalty < _MIN_SCALE:
+        _refuse("repetition_penalty", params.repetition_penalty, f"at least {_MIN_SCALE:g}")
     if params.n < 1:
         _refuse("n", params.n, "at least 1")
     seed = params.sampling_seed
@@ -109,13 +138,15 @@ def check_ranges(params: Any, vocab_size: int) -> None:
             _refuse(key, getattr(params, key), "a 64-bit integer")
     if params.stream_interval is not None and not 1 <= params.stream_interval <= _INT64:
         _refuse("stream_interval", params.stream_interval, "at least 1")
+    if params.json_schema not in (None, _ANY_JSON):
+        _check_json("json_schema", params.json_schema)
     for token in params.stop_token_ids or ():
         if not 0 <= token < vocab_size:
             _refuse("a token of stop_token_ids", token, f"an id of the vocabulary of {vocab_size}")
     for token, bias in (params.logit_bias or {}).items():
-        # Minus infinity bans a token; plus infinity or a NaN leaves no distribution to sample from.
-        if not (abs(bias) <= _FLOAT32 or bias == -float("inf")):
-            _refuse(f"logit_bias of token {token}", bias, "a finite 32-bit float")
+        # Minus infinity bans a token. Divided by the temperature, a bias must not reach infinity.
+        if not (-_FLOAT32 <= bias <= _MAX_BIAS or bias == -float("inf")):
+            _refuse(f"logit_bias of token {token}", bias, f"at most {_MAX_BIAS:g}")
 
 
 def check_params(obj: Any) -> None:
@@ -138,6 +169,10 @@ def check_params(obj: Any) -> None:
 
 
 def check_prompt(obj: Any) -> None:
+    """That there is a prompt, of a shape that can be counted."""
+    if hasattr(obj.input_ids, "keys"):
+        # What chat templates return since transformers 5; Ollama's route passes it on as it is.
+        obj.input_ids = obj.input_ids["input_ids"]
     if obj.text is None and obj.input_ids is None and obj.input_embeds is not None:
         rows = obj.input_embeds
         if not (isinstance(rows, list) and rows and isinstance(rows[0], list) and rows[0]):
@@ -149,6 +184,8 @@ def check_prompt(obj: Any) -> None:
 
 def check_per_prompt(obj: Any) -> None:
     """Lists with an entry for each prompt have as many entries as there are prompts."""
+    from sglang.srt.constants import HEALTH_CHECK_RID_PREFIX
+
     if obj.is_single:
         for name in (*_PER_PROMPT, "rid"):
             if isinstance(getattr(obj, name), list):
@@ -166,6 +203,18 @@ def check_per_prompt(obj: Any) -> None:
         # The scheduler aborts by prefix, and an empty one is the prefix of every request.
         if not isinstance(rid, str) or not rid:
             _refuse("rid", rid, "text that is not empty")
+        # The scheduler drops these when it is busy. SGLang's own are not logged.
+        if rid.startswith(HEALTH_CHECK_RID_PREFIX) and obj.log_metrics:
+            _refuse("rid", rid, f"text that does not begin with {HEALTH_CHECK_RID_PREFIX}")
+
+
+def _check_session(session: dict[str, Any] | None) -> None:
+    import msgspec
+    from sglang.srt.managers.io_struct import SessionParams
+
+    known = {f.name for f in msgspec.structs.fields(SessionParams)}
+    for key in (session or {}).keys() - known:
+        raise ValueError(f"session_params has no field named {str(key)[:80]!r}")
 
 
 def check_one(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
@@ -174,6 +223,7 @@ def check_one(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
 
     if not isinstance(obj, GenerateReqInput):
         return
+    _check_session(obj.session_params)
     config, args = manager.model_config, manager.server_args
     vocab = config.vocab_size
     for kind in ("image", "video", "audio"):

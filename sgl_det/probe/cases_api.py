@@ -98,7 +98,7 @@ def _chat(prompt: Prompt):
             "top_logprobs": TOP_LOGPROBS,
         }
         status, _ = await ctx.server.call("POST", "/v1/chat/completions", body)
-        if status == 400:
+        if status in (400, 404):
             ctx.note(Axis.STREAMING, "chat refused, not counted")
             return []
         await ctx.server.flush()

@@ -48,7 +48,7 @@ def prefix_cache(ctx: Context) -> list[Case]:
     if not facts.radix:
         raise Skip("the prefix cache is off")
     page = facts.page_size
-    lengths = [96, 131] if ctx.quick else [96, 131, 64, 257]
+    lengths = [131] if ctx.quick else [96, 131, 64, 257]
     lengths = [max(n, 4 * page + 3) for n in lengths]
     if facts.chunk and facts.chunk + 17 <= min(facts.max_input - 64, 3000) and not ctx.quick:
         lengths.append(facts.chunk + 17)

@@ -9,7 +9,7 @@ from typing import Any
 
 from sgl_det.probe.client import Facts
 
-NEW_TOKENS, QUICK_NEW_TOKENS = 32, 24
+NEW_TOKENS, QUICK_NEW_TOKENS = 32, 16
 # Both sides of the sizes at which kernels change: 16, 32, 64 and 128 tokens.
 LENGTHS = (37, 5, 17, 1, 64, 31, 16, 33, 8, 65, 15, 63, 2, 90, 24, 127, 32, 48, 129, 7)
 # On a GPU longer prompts cost little, and reach the tiles and splits that short ones do not.

@@ -68,7 +68,7 @@ async def probe(
             await server.quicken_flush()
         tallies = {axis: Tally(axis) for axis in Axis}
         cases = _plan(ctx, chosen, tallies)
-        with tqdm(total=0, disable=not progress, unit="", leave=False, delay=0.1) as bar:
+        with tqdm(disable=not progress, unit="", leave=False, mininterval=0.5) as bar:
             await _run(ctx, cases, tallies, bar)
         await server.flush()
     for axis, note in ctx.notes.items():
@@ -109,16 +109,17 @@ async def _run(ctx: Context, cases: list[Case], tallies: dict[Axis, Tally], bar:
     needed = dict.fromkeys(p for c in cases for p in c.needs)
     bar.reset(total=len(needed) + len(cases))
     for prompt in needed:
-        bar.set_description("oracles")
+        bar.set_description("oracles", refresh=False)
         ctx.server.doing = f"measuring the oracle of {prompt.name}"
         await ctx.measure(prompt)
         bar.update()
     for case in cases:
-        bar.set_description(str(case.axis))
+        bar.set_description(str(case.axis), refresh=False)
         ctx.server.doing = f"on {case.axis}, case {case.name!r}"
+        tally, start = tallies[case.axis], time.perf_counter()
         await ctx.server.flush()
-        tally = tallies[case.axis]
         seen = await case.run(ctx)
+        tally.seconds += time.perf_counter() - start
         tally.cases += bool(seen)
         for s in seen:
             tally.see(case.name, s.request, s.expected, s.answer)

@@ -27,6 +27,7 @@ class AxisResult:
     mismatches: int = 0
     unique_tokens: int = 0
     unique_logprobs: int = 0
+    seconds: float = 0.0
     first: Divergence | None = None
     note: str = ""
 
@@ -41,7 +42,10 @@ class AxisResult:
 
     def to_json(self) -> dict[str, Any]:
         names = ("axis", "verdict", "claimed", "cases", "requests", "mismatches")
-        row = {n: getattr(self, n) for n in (*names, "unique_tokens", "unique_logprobs", "note")}
+        row = {
+            n: getattr(self, n)
+            for n in (*names, "unique_tokens", "unique_logprobs", "seconds", "note")
+        }
         return row | {"first": self.first.to_json() if self.first else None}
 
 
@@ -87,7 +91,7 @@ class Tally:
     def __init__(self, axis: Axis):
         self.axis, self.distinct, self.first, self.note = axis, Distinct(), None, ""
         self.cases = self.requests = self.mismatches = 0
-        self.excused = False
+        self.excused, self.seconds = False, 0.0
 
     def see(self, case: str, request: str, expected: Answer, actual: Answer) -> None:
         self.requests += 1
@@ -112,6 +116,7 @@ class Tally:
             mismatches=self.mismatches,
             unique_tokens=tokens,
             unique_logprobs=logprobs,
+            seconds=round(self.seconds, 2),
             first=self.first,
             note=self.note or ("" if claimed else reason),
         )

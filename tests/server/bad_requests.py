@@ -1,7 +1,7 @@
 """Requests that no server should accept: malformed, of the wrong type, or out of range.
 
-Each has a status class of 4xx and a word that its reason must contain. They are data, so that one
-test sends them all to one server.
+Each has a status class of 4xx and a word that its reason must contain. They are data, in one table
+(hence the length of this file), so that one test sends them all to one server.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ PROMPTS = (
     _generate("ids-negative", "vocab", input_ids=[1, -1, 2]),
     _generate("ids-outside-vocabulary", "vocab", input_ids=[1, OUTSIDE]),
     _generate("ids-outside-vocabulary-in-batch", "vocab", input_ids=[[1, 2], [OUTSIDE]]),
-    _generate("ids-beyond-64-bits", "json", input_ids=[HUGE]),
+    _generate("ids-beyond-64-bits", "input_ids", input_ids=[HUGE]),
     _generate("ids-beyond-context", "length", input_ids=[7] * 200_000),
     _generate("embeds-without-support", "input_embeds", input_embeds=[[0.5, 0.5]]),
     _generate("embeds-empty", "input_embeds", input_embeds=[]),
@@ -135,6 +135,7 @@ SAMPLING = (
     _param("temperature", "text", "hot"),
     _param("temperature", "list", [1.0]),
     _param("temperature", "object", {}),
+    _param("temperature", "beyond-float32", 1e39),
     _param("top_p", "zero", 0.0),
     _param("top_p", "above-one", 1.5),
     _param("top_p", "negative", -0.1),
@@ -152,13 +153,14 @@ SAMPLING = (
     _param("presence_penalty", "too-small", -3.0),
     _param("presence_penalty", "list", []),
     _param("repetition_penalty", "zero", 0.0),
+    _param("repetition_penalty", "denormal", 1e-40),
     _param("repetition_penalty", "too-large", 2.5),
     _param("repetition_penalty", "text", "x"),
     _param("max_new_tokens", "negative", -1),
     _param("max_new_tokens", "text", "many"),
     _param("max_new_tokens", "fraction", 1.5),
     _param("max_new_tokens", "list", [4]),
-    _param("max_new_tokens", "beyond-64-bits", HUGE, "json"),
+    _param("max_new_tokens", "beyond-64-bits", HUGE),
     _param("min_new_tokens", "negative", -1),
     _param("min_new_tokens", "above-max", 50),
     _param("min_new_tokens", "text", "x"),
@@ -188,6 +190,7 @@ SAMPLING = (
     _param("logit_bias", "text-value", {"5": "x"}),
     _param("logit_bias", "null-value", {"5": None}),
     _param("logit_bias", "beyond-float32", {"5": 1e39}),
+    _param("logit_bias", "infinite-after-temperature", {"5": 3e38}, temperature=0.5),
     _param("logit_bias", "list", [1, 2]),
     _param("sampling_seed", "beyond-64-bits", 2**63),
     _param("sampling_seed", "fraction", 1.5),
@@ -209,6 +212,10 @@ GRAMMARS = (
     _param("json_schema", "not-json", "{", "json"),
     _param("json_schema", "not-a-schema", '"x"', "json"),
     _param("json_schema", "unknown-type", '{"type": "alien"}', "json"),
+    _param("json_schema", "deep", '{"items":' * 900 + "{}" + "}" * 900, "nested"),
+    _param("json_schema", "deeper", '{"items":' * 50_000 + "{}" + "}" * 50_000, "json"),
+    _param("regex", "deep", "(" * 100_000 + "a" + ")" * 100_000),
+    _param("stop_regex", "deep", "(" * 5000 + ")" * 5000, "recursion"),
     _param("json_schema", "object-for-text", {"type": "object"}),
     _param("ebnf", "no-root", "a ::= b", "ebnf"),
     _param("structural_tag", "text", "x", "structural_tag"),
@@ -253,6 +260,7 @@ FIELDS = (
     _generate("rid-number", "rid", rid=5),
     _generate("rid-list-for-one", "rid", rid=["a"]),
     _generate("rid-empty", "rid", rid=""),
+    _generate("rid-of-health-check", "rid", rid="HEALTH_CHECK_me"),
     _generate("rid-twice-in-batch", "duplicate", text=["a", "b"], rid=["x", "x"]),
     _generate("rid-batch-too-short", "rid", text=["a", "b"], rid=["x"]),
     _generate("stream-text", "stream", stream="perhaps"),
@@ -349,9 +357,11 @@ OPENAI = (
 
 OTHER_ROUTES = (
     _post("ollama-temperature-text", "temperature", "/api/generate",
-          {"model": "x", "prompt": "x", "stream": False, "options": {"temperature": "hot"}}),
+          {"model": "x", "prompt": "x", "stream": False,
+           "options": {"temperature": "hot", "num_predict": 2}}),
     _post("ollama-stream-top-p-zero", "top_p", "/api/generate",
-          {"model": "x", "prompt": "x", "stream": True, "options": {"top_p": 0}}),
+          {"model": "x", "prompt": "x", "stream": True,
+           "options": {"top_p": 0, "num_predict": 2}}),
     _post("ollama-chat-messages-empty", "empty", "/api/chat",
           {"model": "x", "messages": [], "stream": False}),
     _post("anthropic-max-tokens-negative", "max_tokens", "/v1/messages",
@@ -364,18 +374,18 @@ OTHER_ROUTES = (
     _post("weights-from-missing-path", "fail", "/update_weights_from_disk",
           {"model_path": "/nowhere"}),
     _post("weights-from-number", "model_path", "/update_weights_from_disk", {"model_path": 5}),
-    _post("weights-from-junk", "tensor", "/update_weights_from_tensor",
+    _post("weights-from-junk", "unpickling", "/update_weights_from_tensor",
           {"serialized_named_tensors": ["AAAA"]}),
     _post("weights-from-bad-base64", "base64", "/update_weights_from_tensor",
           {"serialized_named_tensors": ["$$$"]}),
     _post("weights-from-unknown-group", "group", "/update_weights_from_distributed",
           {"names": ["x"], "dtypes": ["float32"], "shapes": [[1]], "group_name": "nobody"}),
-    _post("weights-unknown-name", "nobody", "/get_weights_by_name", {"name": "nobody"}),
+    _post("weights-unknown-name", "name", "/get_weights_by_name", {"name": "nobody"}),
     _post("memory-not-released", "released", "/resume_memory_occupation", {}),
     _post("memory-unknown-tag", "tag", "/release_memory_occupation", {"tags": ["nobody"]}),
     _post("sleep-text", "forward_sleep_time", "/slow_down", {"forward_sleep_time": "x"}),
     _post("session-capacity-text", "capacity", "/open_session", {"capacity_of_str_len": "x"}),
-    _post("logging-unknown-level", "log_level", "/configure_logging", {"log_level": "loud"}),
+    _post("logging-unknown-level", "level", "/configure_logging", {"log_level": "loud"}),
     _post("pause-unknown-mode", "mode", "/pause_generation", {"mode": "nap"}),
 )  # fmt: skip
 
