@@ -12,6 +12,7 @@ import struct
 from functools import cache
 
 import torch
+
 from sgl_det.kernels import cpu_build
 
 

@@ -7,6 +7,7 @@ depend on the number of rows. Types that the kernel does not hold keep PyTorch's
 from __future__ import annotations
 
 import torch
+
 from sgl_det.kernels.cpu import DTYPES, linear
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
+
 from sgl_det.kernels import cpu, cpu_build, reference
 from sgl_det.kernels.order import straddles
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 import torch
+
 from sgl_det.kernels.order import reduction_order
 
 _EXP = (1.98756915e-4, 1.39819995e-3, 8.33345191e-3, 4.16657959e-2, 1.66666655e-1, 5.00000012e-1)

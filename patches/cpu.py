@@ -138,8 +138,9 @@ def _silu_and_mul(original):
 
 
 def _rotary(original):
-    from sgl_det.kernels.cpu import rotary
     from sglang.srt.layers.rotary_embedding.utils import apply_rotary_emb
+
+    from sgl_det.kernels.cpu import rotary
 
     def forward_native(self, positions, query, key, offsets=None, fused_set_kv_buffer_arg=None):
         # Equal bits on both ways; the kernel is one pass instead of some twenty.

@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 from functools import wraps
 
-from sgl_det.patches import request_checks as checks
-
 from sgl_det.patch import Patch
+from sgl_det.patches import request_checks as checks
 
 
 def _verifying(original):

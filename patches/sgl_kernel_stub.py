@@ -1,8 +1,8 @@
 """A stand-in for the compiled package ``sgl_kernel`` on machines without a GPU.
 
-The published wheel is built for CUDA and cannot be loaded there, yet SGLang imports names from it in
-modules that the CPU path needs. The two helpers that plain PyTorch can express are written out; any
-other name is a function that raises when it is called, so nothing is computed wrongly in silence.
+The published wheel is built for CUDA and cannot be loaded there, yet SGLang imports names from it
+in modules that the CPU path needs. The two helpers that plain PyTorch can express are written out;
+any other name is a function that raises when called, so nothing is computed wrongly in silence.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from sgl_det.patch import Patch
 
-_REQUIRES = "sglang>=0.5.17,<0.5.18"
 _WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
 
 
@@ -20,17 +19,73 @@ class Observer(Protocol):
     def weights_changed(self) -> None: ...
 
 
-def patches(observer: Observer) -> tuple[Patch, ...]:
+def patches(observer: Observer | None) -> tuple[Patch, ...]:
     """The patches of every scheduler process, reporting to ``observer``."""
+    scheduler = "sglang.srt.managers.scheduler:Scheduler"
+    return (
+        _patch(
+            "report_at_start",
+            f"{scheduler}.get_init_info",
+            "fec3326bf012",
+            "the launcher sees what holds in the worker, after graph capture, before serving",
+            _init_info(observer),
+        ),
+        _patch(
+            "report_on_request",
+            f"{scheduler}.get_internal_state",
+            "189b658bbc38",
+            "GET /determinism is answered by the process that computes, not by the launcher",
+            _internal_state(observer),
+        ),
+        _patch(
+            "weights_updated",
+            f"{_WEIGHTS}._observe_weight_load",
+            "ca0288c1cf3b",
+            "every update from disk, tensor, broadcast or IPC renews the digest of the weights",
+            _updating(observer),
+        ),
+        _patch(
+            "weights_resumed",
+            f"{_WEIGHTS}.resume_memory_occupation",
+            "78cc79ad9347",
+            "weights that were released and restored are hashed again",
+            _touching(observer),
+        ),
+        _patch(
+            "weights_checked",
+            f"{_WEIGHTS}.check_weights",
+            "9e9ddb83fbe3",
+            "SGLang's weight checker can overwrite the weights",
+            _touching(observer),
+        ),
+    )
 
-    def init_info(original):
+
+def _patch(name: str, target: str, fingerprint: str, why: str, wrap) -> Patch:
+    return Patch(
+        name=f"worker.{name}",
+        target=target,
+        requires="sglang>=0.5.17,<0.5.18",
+        fingerprints=(fingerprint,),
+        why=why,
+        upstream="none: SGLang's plugins can neither report at start-up nor follow the weights",
+        wrap=wrap,
+    )
+
+
+def _init_info(observer):
+    def wrap(original):
         @wraps(original)
         def get_init_info(self):
             return {**original(self), "sgl_det": observer.describe(self)}
 
         return get_init_info
 
-    def internal_state(original):
+    return wrap
+
+
+def _internal_state(observer):
+    def wrap(original):
         @wraps(original)
         def get_internal_state(self, recv_req):
             output = original(self, recv_req)
@@ -39,7 +94,11 @@ def patches(observer: Observer) -> tuple[Patch, ...]:
 
         return get_internal_state
 
-    def updating(original):
+    return wrap
+
+
+def _updating(observer):
+    def wrap(original):
         @wraps(original)
         @contextmanager
         def _observe_weight_load(self, source):
@@ -51,7 +110,11 @@ def patches(observer: Observer) -> tuple[Patch, ...]:
 
         return _observe_weight_load
 
-    def touching(original):
+    return wrap
+
+
+def _touching(observer):
+    def wrap(original):
         @wraps(original)
         def call(self, recv_req):
             try:
@@ -61,50 +124,4 @@ def patches(observer: Observer) -> tuple[Patch, ...]:
 
         return call
 
-    return (
-        Patch(
-            name="worker.report_at_start",
-            target="sglang.srt.managers.scheduler:Scheduler.get_init_info",
-            requires=_REQUIRES,
-            fingerprints=("fec3326bf012",),
-            why="the launcher sees what holds in the worker, after graph capture, before serving",
-            upstream="none: there is no hook for a plugin's report in the start-up handshake",
-            wrap=init_info,
-        ),
-        Patch(
-            name="worker.report_on_request",
-            target="sglang.srt.managers.scheduler:Scheduler.get_internal_state",
-            requires=_REQUIRES,
-            fingerprints=("189b658bbc38",),
-            why="GET /determinism is answered by the process that computes, not by the launcher",
-            upstream="none: there is no hook for a plugin's report in the internal state",
-            wrap=internal_state,
-        ),
-        Patch(
-            name="worker.weights_updated",
-            target=f"{_WEIGHTS}._observe_weight_load",
-            requires=_REQUIRES,
-            fingerprints=("ca0288c1cf3b",),
-            why="every update from disk, tensor, broadcast or IPC renews the digest of the weights",
-            upstream="none: there is no hook after a weight update",
-            wrap=updating,
-        ),
-        Patch(
-            name="worker.weights_resumed",
-            target=f"{_WEIGHTS}.resume_memory_occupation",
-            requires=_REQUIRES,
-            fingerprints=("78cc79ad9347",),
-            why="weights that were released and restored are hashed again",
-            upstream="none: there is no hook after a weight update",
-            wrap=touching,
-        ),
-        Patch(
-            name="worker.weights_checked",
-            target=f"{_WEIGHTS}.check_weights",
-            requires=_REQUIRES,
-            fingerprints=("9e9ddb83fbe3",),
-            why="SGLang's weight checker can overwrite the weights",
-            upstream="none: there is no hook after a weight update",
-            wrap=touching,
-        ),
-    )
+    return wrap

@@ -1,4 +1,4 @@
-"""The attention backends, as data: what each adds to SGLang's arguments, patches, claims and lacks."""
+"""The attention backends, as data: the arguments and patches of each, its claims and limits."""
 
 from __future__ import annotations
 
@@ -66,13 +66,15 @@ class Backend:
             raise ValueError(f"{self.name}: each axis must be claimed or not claimed, once")
 
 
+_TILE = "the kernel's query tile follows the mean prompt length of the batch, below 17 tokens"
 FLASHINFER = Backend(
     name="flashinfer",
     patches=lambda: patches.for_backend("flashinfer"),
-    claims=_SCHEDULE,
+    claims=frozenset({Axis.RUN_TO_RUN, Axis.RESTART}),
     not_claimed=MappingProxyType(
         {
             **_NOT_REACHED,
+            **dict.fromkeys(_SCHEDULE - {Axis.RUN_TO_RUN, Axis.RESTART}, _TILE),
             Axis.CHUNKED_PREFILL: "the kernel's query tile follows the mean prompt length",
             Axis.PREFIX_CACHE: "SGLang switches the radix cache off for this backend",
             Axis.PREFILL_VS_DECODE: "prefill and decode use other tiles",
@@ -80,7 +82,11 @@ FLASHINFER = Backend(
     ),
     head_dims=frozenset({64, 128, 256}),
     split_tokens=MappingProxyType({"prefill": None, "decode": None}),
-    limits=("the radix cache is off", "prefill and decode bits differ"),
+    limits=(
+        "the radix cache is off",
+        "prefill and decode bits differ",
+        "batches whose prompts have 16 tokens or fewer on average take another tile",
+    ),
 )
 FA3 = Backend(
     name="fa3",

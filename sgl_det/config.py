@@ -1,7 +1,7 @@
 """Our own settings: one frozen record, from which the flags and the carrier variable are derived.
 
-The record travels to SGLang's worker processes in one environment variable, as JSON. The variable is
-a carrier, not an interface: it names the process that set it, and means nothing outside its tree.
+The record travels to SGLang's worker processes in one environment variable, as JSON. The variable
+is a carrier, not an interface: it names the process that set it, and holds in its tree alone.
 """
 
 from __future__ import annotations

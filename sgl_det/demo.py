@@ -1,8 +1,8 @@
 """``python -m sgl_det.demo``: SGLang as released and sgl_det side by side, through the same probe.
 
 Starts both servers with the same made-up model, on a GPU if there is one and on the CPU otherwise,
-drives each through the axes, prints the two results in one table and stops the servers. Exits 0 only
-if every claimed axis is bitwise and the stock control diverged.
+drives each through the axes, prints the two results in one table and stops the servers. Exits 0
+only if every claimed axis is bitwise and the stock control diverged.
 """
 
 from __future__ import annotations

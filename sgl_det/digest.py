@@ -1,7 +1,7 @@
 """A digest of a model's weights that is the same on every device and in every process.
 
-Each tensor's bytes are read as 64-bit words w[i] and reduced to  sum_i mix(w[i] + (i + 1) * C)  modulo
-2**64. Integer sums wrap exactly, so the order in which a device adds them does not show.
+Each tensor's bytes are read as 64-bit words w[i] and reduced to  sum_i mix(w[i] + (i + 1) * C)
+modulo 2**64. Integer sums wrap exactly, so the order in which a device adds them does not show.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def of_tensor(tensor: torch.Tensor) -> int:
 def of_model(model: torch.nn.Module) -> str:
     """SHA-256, first 16 hex digits, over name, dtype, shape and hash of parameters and buffers.
 
-    Tied tensors count under each of their names. Buffers that are not part of a checkpoint (the rotary
-    tables) follow from the configuration and are left out.
+    Tied tensors count under each of their names. Buffers that are not part of a checkpoint (the
+    rotary tables) follow from the configuration and are left out.
     """
     total = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):

@@ -1,4 +1,4 @@
-"""``GET /determinism`` and the key in a header of every answer, on SGLang's own FastAPI application.
+"""``GET /determinism`` and the key in a header of every answer, on SGLang's own application.
 
 The route is added before SGLang adds its API-key middleware, so it sits behind the same key.
 """

@@ -1,8 +1,8 @@
 """What runs inside SGLang's processes: the two entry points, and the patches that they apply.
 
-Both entry points are called in every SGLang process of an environment that has this package. They do
-nothing unless our launcher or Engine started the process tree. SGLang logs and swallows exceptions
-raised here, so a patch that does not fit ends the process instead: unpatched serving is no fallback.
+Both entry points are called in every SGLang process of an environment that has this package. They
+do nothing unless our launcher or Engine started the process tree. SGLang logs and swallows
+exceptions raised here, so a patch that does not fit ends the process: there is no fallback.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def register() -> None:
         return
     try:
         activate(config)
-    except PatchError as error:
-        print(f"sgl_det: {error}", file=sys.stderr, flush=True)
+    except Exception as error:  # whatever it is, SGLang would log it and serve unpatched
+        reason = error if isinstance(error, PatchError) else repr(error)
+        print(f"sgl_det: refused: {reason}", file=sys.stderr, flush=True)
         raise SystemExit(1) from None
 
 

@@ -44,8 +44,8 @@ def _grouped(reasons: list[str]) -> list[str]:
     for reason, where in by.items():
         axes = {w.partition(", ")[2] for w in where}
         names = [w.partition(", ")[0] for w in where]
-        everywhere = len(names) == len(BACKENDS)
-        out.append(f"* {', '.join(sorted(axes))} ({'all' if everywhere else ', '.join(names)}): {reason}")
+        who = "all" if set(names) == set(BACKENDS) else ", ".join(dict.fromkeys(names))
+        out.append(f"* {', '.join(sorted(axes))} ({who}): {reason}")
     return out
 
 
@@ -81,8 +81,8 @@ def rendered(text: str) -> str:
     """The README with every generated block made anew."""
     blocks = {"claims": claims_table(), "axes-nvidia-h200": axes_table("nvidia-h200")}
     for name, body in blocks.items():
-        pattern = rf"(<!-- {name} -->\n).*?(\n<!-- /{name} -->)"
-        text, n = re.subn(pattern, lambda m, b=body: m[1] + b + m[2], text, flags=re.S)
+        pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        text, n = re.subn(pattern, lambda m, b=body: f"{m[1]}{b}\n{m[2]}", text, flags=re.S)
         if n != 1:
             raise ValueError(f"README.md has {n} blocks named {name}, expected 1")
     return text

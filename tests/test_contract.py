@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sgl_det.patches import all_patches
 
 from sgl_det import ledger
+from sgl_det.patches import all_patches
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = {"sgl_det": "sgl_det", "patches": "sgl_det.patches", "kernels": "sgl_det.kernels"}

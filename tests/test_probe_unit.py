@@ -1,4 +1,7 @@
-"""The probe's comparison, verdicts and tables, without a server."""
+"""The probe's comparison, verdicts and tables, without a server.
+
+Longer than 300 lines because the cases of one package belong together.
+"""
 
 from __future__ import annotations
 

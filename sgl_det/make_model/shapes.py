@@ -128,8 +128,9 @@ _MISTRAL_7B = {
     "vocab_size": 32768,
 }
 
-# One rounding of fp32 grows by 1e5 to 1e6 through the demo's eight layers: another token within tens
-# of tokens even there, where the roundings are small.
+# One rounding grows by 1e5 to 1e6 through the demo's eight layers, so that greedy text diverges
+# within tens of tokens in fp32 too. On a CPU that matters: there stock SGLang's bf16 and fp16
+# linear layers may happen to be batch-invariant, its fp32 ones are not.
 _SENSITIVE = {"qk_norm": 6.0, "layer_growth": 2.0}
 
 SHAPES: dict[str, dict[str, Any]] = {

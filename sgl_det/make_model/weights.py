@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import torch
 
-# Raise it with any change that alters a byte of any checkpoint: it is in the key and the cache path.
+# Raise it with any change that alters a byte of a checkpoint: the keys and the cache path have it.
 GENERATOR = 1
 
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -9,10 +9,10 @@ from __future__ import annotations
 import pytest
 import torch
 from cpu_support import EPSILON, dtypes, spread
+
 from sgl_det.kernels import cpu, reference
 from sgl_det.kernels.cpu_self_test import self_test
 from sgl_det.kernels.order import reduction_order, straddles
-
 from sgl_det.testing import assert_bitwise_equal
 
 MOST = straddles()[-1] + 1

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 from cpu_support import EPSILON, dtypes, spread
-from sgl_det.kernels import cpu, reference
 
+from sgl_det.kernels import cpu, reference
 from sgl_det.testing import assert_bitwise_equal
 
 pytestmark = pytest.mark.usefixtures("one_thread", "nan_filled_empty")

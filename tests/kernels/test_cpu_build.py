@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sgl_det.kernels import cpu_build
 
 

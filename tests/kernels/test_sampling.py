@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sgl_det.kernels.sampling import multinomial_with_seed, murmur_hash32
 
+from sgl_det.kernels.sampling import multinomial_with_seed, murmur_hash32
 from sgl_det.testing import assert_bitwise_equal
 
 

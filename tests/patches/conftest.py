@@ -6,6 +6,7 @@ import sys
 from importlib import import_module, invalidate_caches
 
 import pytest
+
 from fake_upstream import SITE
 
 

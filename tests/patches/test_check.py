@@ -10,12 +10,12 @@ import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
-import fake_upstream
 import pytest
-from sgl_det.patches import all_patches
 
+import fake_upstream
 from sgl_det import check
 from sgl_det.patch import Patch
+from sgl_det.patches import all_patches
 from sgl_det.sources import fingerprint, installed
 
 SGLANG = {p.name: p for p in all_patches() if p.distribution == "sglang"}

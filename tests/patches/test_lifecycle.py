@@ -10,10 +10,10 @@ import sys
 import types
 from importlib import import_module
 
-import fake_upstream
 import pytest
-from fake_upstream import TARGETS, patch, patches, wrong
 
+import fake_upstream
+from fake_upstream import TARGETS, patch, patches, wrong
 from sgl_det.patch import PatchError, PatchSet, fingerprint
 
 STEPS = ("import", "apply", "apply", "revert", "revert")

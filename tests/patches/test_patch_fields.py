@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 
-import fake_upstream
 import pytest
-from fake_upstream import TARGETS, patch
 
+import fake_upstream
+from fake_upstream import TARGETS, patch
 from sgl_det.patch import Patch, fingerprint
 
 MALFORMED = {

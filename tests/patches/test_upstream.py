@@ -8,12 +8,12 @@ import subprocess
 import sys
 
 import pytest
-from sgl_det.patches import all_patches, for_launcher, for_worker
-from support import CPU
 
 from sgl_det import backend
 from sgl_det.check import FITS, judge_all
 from sgl_det.patch import PatchSet
+from sgl_det.patches import all_patches, for_launcher, for_worker
+from support import CPU
 
 # Loads the targets as a server on the CPU does, checks them, and tells the digits and the failures.
 _INSPECT = """

@@ -2,6 +2,8 @@
 
 Each has a status class of 4xx and a word that its reason must contain. They are data, in one table
 (hence the length of this file), so that one test sends them all to one server.
+
+Longer than 300 lines because they are one table of requests.
 """
 
 from __future__ import annotations

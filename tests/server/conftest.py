@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support import CPU, arguments
 
 from sgl_det.server_process import ServerProcess
+from support import CPU, arguments
 
 
 @pytest.fixture(scope="session")

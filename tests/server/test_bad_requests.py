@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+
 from bad_requests import BAD_REQUESTS, PROMPT, BadRequest
 
 pytestmark = pytest.mark.server

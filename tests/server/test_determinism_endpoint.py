@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 import requests
-from support import API_KEY, CPU, arguments
 
 from sgl_det.axis import Axis
 from sgl_det.make_model import make_model
 from sgl_det.server_process import ServerProcess
+from support import API_KEY, CPU, arguments
 
 pytestmark = pytest.mark.server
 HEADER = "x-sgl-det-key"

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import requests
+
 from support import CPU
 
 pytestmark = pytest.mark.server

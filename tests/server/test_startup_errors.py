@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from support import CPU, arguments
 
 pytestmark = pytest.mark.server
