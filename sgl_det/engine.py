@@ -13,8 +13,8 @@ def Engine(
     """Start SGLang's offline ``Engine`` deterministically.
 
     Takes the keyword arguments of ``sglang.Engine``, and our two: refusals to lift, and the
-    numerics key to insist on. The result is an ``sglang.Engine`` with one more method, ``determinism()``,
-    whose answer is that of ``GET /determinism``.
+    numerics key to insist on. The result is an ``sglang.Engine`` with one more method,
+    ``determinism()``, whose answer is that of ``GET /determinism``.
 
     Workers are started with `spawn`: as with SGLang's own Engine, the calling script needs an
     ``if __name__ == "__main__"`` guard.
