@@ -75,6 +75,8 @@ def _typed(params: Any) -> dict[str, Any]:
         if key not in types:
             raise ValueError(f"sampling_params has no parameter named {str(key)[:80]!r}")
         value = float(value) if isinstance(value, numpy.floating) else value
+        if types[key] in (int, int | None) and isinstance(value, float) and value.is_integer():
+            value = int(value) if abs(value) < 2**53 else value  # 16.0, as some clients write it
         if value is not None:  # null stands for the default
             try:
                 msgspec.convert(value, types[key])

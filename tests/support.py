@@ -17,6 +17,9 @@ COMMON = (
     "--max-running-requests",
     "64",
     "--skip-server-warmup",
+    # In bf16 the linear layers of stock SGLang are batch-invariant on some CPUs: no control there.
+    "--dtype",
+    "float32",
 )
 CPU = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 

@@ -49,6 +49,17 @@ def test_prompts_differ_stay_in_range_and_follow_the_seed():
     assert not {p.digest() for p in pool} & {p.digest() for p in other if p.tokens > 2}
 
 
+def test_prompts_do_not_depend_on_the_axes_chosen():
+    def planned(axes):
+        ctx = context()
+        return {p.name: p.digest() for c in _plan(ctx, axes, tallies) for p in c.needs}
+
+    tallies = {a: Tally(a) for a in Axis}
+    every = planned(list(DRIVEN))
+    for axis in DRIVEN:
+        assert planned([axis]).items() <= every.items()
+
+
 def test_pools_share_their_beginning():
     prompts = context().prompts
     small, large = prompts.pool(3), prompts.pool(33)
@@ -58,12 +69,12 @@ def test_pools_share_their_beginning():
 def test_first_tokens_avoid_the_texts():
     f = facts(vocab_size=8)
     prompts = Prompts(f, 0, [("x", [3, 1]), ("y", [5])])
-    assert {prompts.random(f"p{i}", 2).ids[0] for i in range(6)} == {0, 1, 2, 4, 6, 7}
+    assert {prompts.random(f"ids-{i}", 2).ids[0] for i in range(6)} == {0, 1, 2, 4, 6, 7}
 
 
 def test_small_vocabularies_are_used_again_rather_than_left():
     prompts = Prompts(facts(vocab_size=2), 0, [])
-    assert {prompts.random(f"p{i}", 3).ids[0] for i in range(9)} == {0, 1}
+    assert {prompts.random(f"ids-{i}", 3).ids[0] for i in range(9)} == {0, 1}
 
 
 def test_every_axis_is_driven_or_explained():

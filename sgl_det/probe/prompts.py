@@ -15,6 +15,17 @@ LENGTHS = (37, 5, 17, 1, 64, 31, 16, 33, 8, 65, 15, 63, 2, 90, 24, 127, 32, 48, 
 # On a GPU longer prompts cost little, and reach the tiles and splits that short ones do not.
 GPU_LENGTHS = (*LENGTHS, 255, 256, 257, 400, 511, 513, 777)
 TEXTS = 6
+# Which first token a prompt gets, by the stem of its name and the number behind it: a prompt stays
+# what it is whichever axes are chosen.
+_FIRST_SLOT = {
+    "ids": 0,
+    "chunk": 128,
+    "prefix": 160,
+    "long": 176,
+    "long-answer": 177,
+    "chunk-first": 178,
+    "chunk-filler": 179,
+}
 _WORDS = (
     "a river carries small stones to the sea and nobody counts them twice because every stone is "
     "worn into another shape while light moves over water in patterns that seem to return"
@@ -57,19 +68,21 @@ class Prompts:
         random.Random(f"{seed}:firsts").shuffle(firsts)
         self._firsts = [t for t in firsts if t not in taken] or firsts
         self._made: dict[str, Prompt] = {}
-        self._count = 0
         self.texts = [
             Prompt(f"text-{i}", None, text, len(ids or text.encode()), new_tokens)
             for i, (text, ids) in enumerate(texts)
         ]
 
     def random(self, name: str, length: int, new_tokens: int | None = None) -> Prompt:
-        """A random list of token ids; the same name gives the same prompt."""
+        """A random list of token ids; the same name gives the same prompt.
+
+        The name is a stem of _FIRST_SLOT, or a stem, a dash and a number.
+        """
+        slot = _first_slot(name)
         name, asked = f"{name}-len{length}", new_tokens or self.new_tokens
         if name not in self._made:
             rng = random.Random(f"{self._seed}:{name}")
-            first = self._firsts[self._count % len(self._firsts)]
-            self._count += 1
+            first = self._firsts[slot % len(self._firsts)]
             rest = [rng.randrange(self._facts.vocab_size) for _ in range(length - 1)]
             self._made[name] = Prompt(name, (first, *rest), None, length, asked)
         return self._made[name]
@@ -96,6 +109,13 @@ def texts(seed: int) -> list[str]:
     return [
         f"{start}{' '.join(rng.choices(_WORDS, k=3 + 4 * i))}." for i, start in enumerate(starts)
     ]
+
+
+def _first_slot(name: str) -> int:
+    if name in _FIRST_SLOT:
+        return _FIRST_SLOT[name]
+    stem, _, number = name.rpartition("-")
+    return _FIRST_SLOT[stem] + int(number)
 
 
 def _cycle(values: tuple[int, ...], n: int) -> list[tuple[int, int]]:
