@@ -40,7 +40,7 @@ typedef struct {
 typedef struct {
   float *q, *s, *o, *l, *top, *kp, *vp;
   const void *krow[TILE], *vrow[TILE];
-  int lo[ROWS + MR], hi[ROWS + MR];
+  int *lo, *hi; /* of each row: the keys of the tile that it sees */
   int panels;
 } work;
 
@@ -256,7 +256,7 @@ static void attend(const block *b) {
   const attention_args *p = b->p;
   const int panels = (p->e + NR - 1) / NR, m = (b->m + MR - 1) / MR * MR;
   work w = {.panels = panels};
-  float *f = sgl_det_scratch(((int64_t)m * (p->d + TILE + panels * NR + 8 + 1) +
+  float *f = sgl_det_scratch(((int64_t)m * (p->d + TILE + panels * NR + 8 + 1 + 2) +
                               TILE * (p->d + panels * NR)) * 4 + 64);
   w.kp = f, f += TILE * p->d;
   w.vp = f, f += TILE * panels * NR;
@@ -264,7 +264,8 @@ static void attend(const block *b) {
   w.s = f, f += m * TILE;
   w.o = f, f += m * panels * NR;
   w.l = f, f += m * 8;
-  w.top = f;
+  w.top = f, f += m;
+  w.lo = (int *)f, w.hi = w.lo + m;
   memset(w.o, 0, (size_t)m * panels * NR * 4);
   memset(w.l, 0, (size_t)m * 8 * 4);
   if (p->e % NR) memset(w.vp, 0, (size_t)TILE * panels * NR * 4);

@@ -9,24 +9,34 @@ from collections.abc import Callable
 from typing import Any
 
 from sgl_det.patch import Patch
-from sgl_det.patches import cpu, flashinfer, launcher, logprobs, requests, worker
+from sgl_det.patches import (
+    cpu,
+    flashinfer,
+    grammar,
+    launcher,
+    logprobs,
+    requests,
+    routes,
+    scheduler,
+    worker,
+)
 
 _BACKENDS = {
     "flashinfer": flashinfer.patches,
     "fa3": tuple,
     "triton": tuple,
-    "torch_native": cpu.patches,
+    "torch_native": lambda: (*cpu.patches(), *grammar.patches()),
 }
 
 
 def for_launcher(ready: Callable[[dict[str, Any]], None]) -> tuple[Patch, ...]:
     """Patches of the process that serves HTTP or holds the Engine."""
-    return (*launcher.patches(ready), *requests.patches())
+    return (*launcher.patches(ready), *requests.patches(), *routes.patches())
 
 
 def for_worker(observer: worker.Observer) -> tuple[Patch, ...]:
     """Patches of every scheduler process."""
-    return (*worker.patches(observer), *logprobs.patches())
+    return (*worker.patches(observer), *logprobs.patches(), *scheduler.patches())
 
 
 def for_backend(name: str) -> tuple[Patch, ...]:

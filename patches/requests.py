@@ -3,7 +3,7 @@
 SGLang checks much of this already. What it does not check reaches the scheduler, where a value of
 a wrong type or out of range raises and ends the server for every client. Every route (native,
 OpenAI, Ollama, Anthropic, the offline Engine) passes the functions that are wrapped here. What only
-the HTTP application can do is in ``sgl_det.patches.refusals``.
+the HTTP application can do is in ``sgl_det.patches.answers``.
 """
 
 from __future__ import annotations

@@ -63,10 +63,12 @@ class KeyHeader:
 
 
 def install(app: Any, source: Determinism) -> None:
-    """Add the route and the header to SGLang's application, before it starts to serve."""
+    """Add the route, the header and the answers to bad requests to SGLang's application."""
+    from sgl_det.patches import answers
 
     async def determinism() -> dict[str, Any]:
         return await source.report()
 
     app.add_api_route("/determinism", determinism, methods=["GET"])
+    answers.install(app)
     app.add_middleware(KeyHeader, source=source)

@@ -10,6 +10,8 @@ from typing import Any
 from sgl_det.probe.client import Facts
 
 NEW_TOKENS, QUICK_NEW_TOKENS = 32, 16
+# Of the subject: long enough for a difference in the last bit to reach a token.
+SUBJECT_NEW_TOKENS = 96
 # Both sides of the sizes at which kernels change: 16, 32, 64 and 128 tokens.
 LENGTHS = (37, 5, 17, 1, 64, 31, 16, 33, 8, 65, 15, 63, 2, 90, 24, 127, 32, 48, 129, 7)
 # On a GPU longer prompts cost little, and reach the tiles and splits that short ones do not.
@@ -91,7 +93,13 @@ class Prompts:
         """n prompts of mixed lengths; the first is the subject, seen on nearly every axis."""
         lengths = LENGTHS if self._facts.device == "cpu" else GPU_LENGTHS
         longest = max(1, self._facts.max_input - self.new_tokens)
-        ids = [self.random(f"ids-{i}", min(length, longest)) for i, length in _cycle(lengths, n)]
+        of_subject = max(
+            1, min(SUBJECT_NEW_TOKENS, self._facts.max_input - min(lengths[0], longest))
+        )
+        ids = [
+            self.random(f"ids-{i}", min(length, longest), None if i else of_subject)
+            for i, length in _cycle(lengths, n)
+        ]
         if not with_texts or n < 6:
             return ids
         texts = [t for t in self.texts if t.tokens <= longest][: n // 6]

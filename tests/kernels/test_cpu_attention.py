@@ -57,6 +57,7 @@ SHAPES = [
     pytest.param(dict(heads=4, groups=4), id="mha"),
     pytest.param(dict(heads=6, groups=2), id="gqa3"),
     pytest.param(dict(heads=10, groups=1), id="mqa10"),
+    pytest.param(dict(heads=200, groups=1), id="mqa200"),
     pytest.param(dict(d=80, e=80), id="head80"),
     pytest.param(dict(d=20, e=12), id="head20-value12"),
     pytest.param(dict(window=70), id="window70"),

@@ -46,10 +46,9 @@ def test_one_prompt_has_one_answer(ours):
 
 
 def test_control_diverges_in_tokens_and_logprobs(stock):
-    assert stock.subject["unique_logprobs"] > 1
+    assert stock.subject["unique_tokens"] > 1 and stock.subject["unique_logprobs"] > 1
     diverged = {r.axis for r in stock.rows if r.verdict == "diverged"}
     assert {Axis.BATCH_SIZE, Axis.BATCH_COMPOSITION} <= diverged
-    assert stock.total["unique_tokens"] > stock.total["prompts"]
 
 
 def test_restart_is_bitwise(ours, restarted_server):

@@ -134,9 +134,9 @@ def test_token_ids_logprob_beside_a_request_without_it(sgl_det_server):
 
 
 GOOD = [
-    ("/generate", {"text": "x", "sampling_params": {"n": None, "top_k": None}}),
-    ("/generate", {"text": "x", "sampling_params": {"sampling_seed": -(2**63)}}),
-    ("/generate", {"text": "x", "sampling_params": {"stop_token_ids": [1, None], "stop": ["q"]}}),
+    ("/generate", {"text": "x", "sampling_params": {"n": None, "max_new_tokens": 2.0}}),
+    ("/generate", {"text": "x", "sampling_params": {"sampling_seed": -(2**63), "top_k": None}}),
+    ("/generate", {"text": "x", "sampling_params": {"stop_token_ids": [1, None], "stop": "q"}}),
     ("/generate", {"text": "x", "sampling_params": {"logit_bias": {"5": -1e38}}}),
     ("/generate", {"text": ["x", "y"], "sampling_params": {"n": 2}, "rid": ["good-1", "good-2"]}),
     ("/generate", {"text": "x", "image_data": [], "return_logprob": True, "logprob_start_len": 1}),

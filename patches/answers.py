@@ -1,4 +1,4 @@
-"""Refusals over HTTP: a status of 4xx and a short reason, on every route, for streams too.
+"""How a refusal looks over HTTP: 4xx and a short reason, on every route, for streams too.
 
 SGLang answers a refused stream with 200 and an error inside it on some routes, lets a ValueError
 become a 500 on others, and repeats the whole body in the reason when a field has a wrong type.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["Refusals", "install"]
+__all__ = ["Answers", "install"]
 
 _STREAMS = (b"text/event-stream", b"application/x-ndjson")
 _PREFACES = (b"event: message_start", b"event: ping")
@@ -38,7 +38,7 @@ def _stream_error(body: bytes) -> tuple[int, dict[str, Any]] | None:
     return None
 
 
-class Refusals:
+class Answers:
     """ASGI middleware: holds the status of a stream until its first chunk tells which it is."""
 
     def __init__(self, app: Any) -> None:
@@ -117,4 +117,4 @@ def install(app: Any) -> None:
         return await original(request, RequestValidationError(shortened))
 
     app.add_exception_handler(RequestValidationError, validation_error)
-    app.add_middleware(Refusals)
+    app.add_middleware(Answers)
