@@ -123,7 +123,6 @@ TORCH_NATIVE = Backend(
     claims=_SCHEDULE | {Axis.CHUNKED_PREFILL, Axis.PREFIX_CACHE, Axis.PREFILL_VS_DECODE},
     not_claimed=MappingProxyType(_NOT_REACHED),
     dtypes=frozenset({"bfloat16", "float16", "float32"}),
-    windows=True,
     limits=("machines without a GPU",),
 )
 BACKENDS: Mapping[str, Backend] = MappingProxyType(

@@ -70,7 +70,7 @@ def _completions(prompt: Prompt):
 
     async def run(ctx: Context) -> list[Seen]:
         oracle = ctx.oracles[prompt]
-        body = _openai_body(ctx) | {
+        body = _openai_body(ctx, prompt) | {
             "prompt": prompt.text if prompt.ids is None else list(prompt.ids),
             "logprobs": TOP_LOGPROBS,
         }
@@ -92,7 +92,7 @@ def _completions(prompt: Prompt):
 
 def _chat(prompt: Prompt):
     async def run(ctx: Context) -> list[Seen]:
-        body = _openai_body(ctx) | {
+        body = _openai_body(ctx, prompt) | {
             "messages": [{"role": "user", "content": prompt.text}],
             "logprobs": True,
             "top_logprobs": TOP_LOGPROBS,
@@ -114,11 +114,11 @@ def _chat(prompt: Prompt):
     return run
 
 
-def _openai_body(ctx: Context) -> dict[str, Any]:
+def _openai_body(ctx: Context, prompt: Prompt) -> dict[str, Any]:
     return {
+        "max_tokens": prompt.new_tokens,
         "model": ctx.facts.model,
         "temperature": 0.0,
-        "max_tokens": ctx.prompts.new_tokens,
         "ignore_eos": True,
     }
 

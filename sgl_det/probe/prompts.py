@@ -93,9 +93,8 @@ class Prompts:
         """n prompts of mixed lengths; the first is the subject, seen on nearly every axis."""
         lengths = LENGTHS if self._facts.device == "cpu" else GPU_LENGTHS
         longest = max(1, self._facts.max_input - self.new_tokens)
-        of_subject = max(
-            1, min(SUBJECT_NEW_TOKENS, self._facts.max_input - min(lengths[0], longest))
-        )
+        room = self._facts.max_input - min(lengths[0], longest)
+        of_subject = max(1, min(SUBJECT_NEW_TOKENS, room))
         ids = [
             self.random(f"ids-{i}", min(length, longest), None if i else of_subject)
             for i, length in _cycle(lengths, n)
