@@ -26,6 +26,7 @@ _COMMON = (
     "--max-running-requests",
     "64",
     "--skip-server-warmup",
+    "--sleep-on-idle",
 )
 
 

@@ -17,6 +17,7 @@ COMMON = (
     "--max-running-requests",
     "64",
     "--skip-server-warmup",
+    "--sleep-on-idle",
     # In bf16 the linear layers of stock SGLang are batch-invariant on some CPUs: no control there.
     "--dtype",
     "float32",
