@@ -19,7 +19,7 @@ import sgl_det
 
 def main():
     settings = dict(model_path=sys.argv[1], max_total_tokens=32768, chunked_prefill_size=256,
-                    max_running_requests=64)
+                    max_running_requests=64, dtype="float32", sleep_on_idle=True)
     try:
         sgl_det.Engine(**settings, enable_mixed_chunk=True)
         refused = None
