@@ -46,6 +46,7 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m sgl_det.ledger --check
+	$(BIN)/python -m sgl_det.readme --check
 
 clean:
 	rm -rf $(VENV) build *.egg-info
