@@ -44,7 +44,7 @@ AXES = {
         "prefill_vs_decode",
         "logprob_neighbour",
     ),
-    "sgl_det_again": ("run_to_run", "chunked_prefill", "prefill_vs_decode"),
+    "sgl_det_again": ("batch_size", "chunked_prefill", "prefix_cache", "prefill_vs_decode"),
 }
 KEPT = ("axis", "verdict", "claimed", "requests", "mismatches", "unique_tokens", "unique_logprobs")
 

@@ -41,7 +41,8 @@ def _completed(kwargs: dict[str, Any], on_cpu: bool) -> dict[str, Any]:
             "enable_deterministic_inference is False, which switches determinism off; "
             "leave it out or use sglang.Engine"
         )
-    given = {"log_level": "error", **kwargs, "enable_deterministic_inference": True}
+    given = {"log_level": "error", "bf16_gemm_backend": "torch", **kwargs}
+    given["enable_deterministic_inference"] = True
     if on_cpu:
         given.setdefault("device", "cpu")
         given.setdefault("attention_backend", "torch_native")

@@ -84,7 +84,7 @@ def complete(argv: list[str], on_cpu: bool) -> list[str]:
     from sgl_det.make_model import resolve_model
 
     argv = _with_model_path(argv, resolve_model)
-    added = ["--enable-deterministic-inference"]
+    added = ["--enable-deterministic-inference", "--bf16-gemm-backend", "torch"]
     if on_cpu:
         added += ["--device", "cpu"]
         if _value(argv, "--attention-backend") is None:

@@ -97,7 +97,8 @@ def _norm_kind(device: str) -> str:
 
 def _config_digest(hf_config: Any) -> str:
     fields = hf_config.to_dict()
-    for incidental in ("_name_or_path", "transformers_version"):
+    # SGLang writes --context-length into the configuration; no kernel sees it.
+    for incidental in ("_name_or_path", "transformers_version", "context_len"):
         fields.pop(incidental, None)
     text = json.dumps(fields, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -27,6 +27,14 @@ def _is_the_judged_backend(value: Any, context: Context) -> bool:
     return value == context.limits.name
 
 
+def _no_cutedsl(value: Any, context: Context) -> bool:
+    if value == "auto" and context.server_args.device == "cuda":
+        from sglang.srt.utils import is_sm100_supported
+
+        return not is_sm100_supported()
+    return value in ("auto", "torch")
+
+
 _TWO_KERNELS = refused(
     "two attention backends in one server compute the same position in two orders, and SGLang "
     "checks only one of them",
@@ -66,9 +74,9 @@ KERNELS = {
         drops=(Axis.SAMPLED,),
     ),
     "bf16_gemm_backend": refused(
-        "the cutedsl kernels are chosen by the number of rows",
-        one_of("auto", "torch"),
-        "'auto' or 'torch'",
+        "the cutedsl kernels, which 'auto' takes on Blackwell, are chosen by the number of rows",
+        _no_cutedsl,
+        "'torch', which our launcher sets, or 'auto' before Blackwell",
     ),
     "fp8_gemm_runner_backend": part_of("quantization", "the kernel of FP8 products"),
     "fp4_gemm_runner_backend": part_of("quantization", "the kernel of FP4 products"),

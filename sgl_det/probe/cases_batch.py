@@ -63,7 +63,29 @@ def batch_composition(ctx: Context) -> list[Case]:
             Ask(p, {"max_new_tokens": 1 + i % 5}, {}, False) for i, p in enumerate(pool)
         ],
     }
-    return [batch_case(axis, name, [*asks, *others]) for name, others in neighbours.items()]
+    cases = [batch_case(axis, name, [*asks, *others]) for name, others in neighbours.items()]
+    return cases + _among_tiny_prompts(ctx)
+
+
+def _among_tiny_prompts(ctx: Context) -> list[Case]:
+    """A few longer prompts in one prefill with many prompts of one to three tokens.
+
+    A kernel that takes its query tile from the mean prompt length takes another one here.
+    """
+    of_some_length = [p for p in ctx.prompts.pool(12) if 24 <= p.tokens <= 600][:3]
+    # While the opener is computed the others arrive, so that one prefill holds them all.
+    opener = ctx.prompts.random("few-opener", min(ctx.facts.max_input // 2, 300), 1)
+    room = min(72, ctx.facts.max_running, int(0.9 * ctx.facts.max_total) // 64)
+    n = room - len(of_some_length) - 1
+    if n < 4 * len(of_some_length):
+        return []
+    tiny = [Ask(ctx.prompts.random(f"few-{i}", 1 + i % 3, 2), compared=False) for i in range(n)]
+    asks = [Ask(opener, compared=False)]
+    for i, prompt in enumerate(of_some_length):
+        asks += [*tiny[i :: len(of_some_length)], Ask(prompt)]
+    name = f"{len(of_some_length)} among {n} of 1 to 3 tokens"
+    axis = Axis.BATCH_COMPOSITION
+    return [c for c in [batch_case(axis, name, asks, as_list=True)] if ctx.fits([*c.needs, opener])]
 
 
 def position_in_batch(ctx: Context) -> list[Case]:

@@ -27,6 +27,8 @@ _FIRST_SLOT = {
     "long-answer": 177,
     "chunk-first": 178,
     "chunk-filler": 179,
+    "few-opener": 180,
+    "few": 181,
 }
 _WORDS = (
     "a river carries small stones to the sea and nobody counts them twice because every stone is "
