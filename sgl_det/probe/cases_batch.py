@@ -68,24 +68,30 @@ def batch_composition(ctx: Context) -> list[Case]:
 
 
 def _among_tiny_prompts(ctx: Context) -> list[Case]:
-    """A few longer prompts in one prefill with many prompts of one to three tokens.
+    """A longer prompt in one prefill with many prompts of one to three tokens.
 
-    A kernel that takes its query tile from the mean prompt length takes another one here.
+    A kernel that takes its query tile from the mean prompt length takes another one here, and one
+    of several key tiles is visible only where a prompt is longer than the tile.
     """
-    of_some_length = [p for p in ctx.prompts.pool(12) if 24 <= p.tokens <= 600][:3]
     # While the opener is computed the others arrive, so that one prefill holds them all.
     opener = ctx.prompts.random("few-opener", min(ctx.facts.max_input // 2, 300), 1)
-    room = min(72, ctx.facts.max_running, int(0.9 * ctx.facts.max_total) // 64)
-    n = room - len(of_some_length) - 1
-    if n < 4 * len(of_some_length):
+    n = min(64, ctx.facts.max_running - 2, int(0.9 * ctx.facts.max_total) // 64)
+    if n < 16:
         return []
     tiny = [Ask(ctx.prompts.random(f"few-{i}", 1 + i % 3, 2), compared=False) for i in range(n)]
-    asks = [Ask(opener, compared=False)]
-    for i, prompt in enumerate(of_some_length):
-        asks += [*tiny[i :: len(of_some_length)], Ask(prompt)]
-    name = f"{len(of_some_length)} among {n} of 1 to 3 tokens"
-    axis = Axis.BATCH_COMPOSITION
-    return [c for c in [batch_case(axis, name, asks, as_list=True)] if ctx.fits([*c.needs, opener])]
+    pool = sorted(ctx.prompts.pool(40, with_texts=False), key=lambda p: p.tokens)
+    # A mean below 5 tokens and one below 17: two tiles.
+    subjects = dict.fromkeys([p for p in pool if p.tokens <= limit][-1] for limit in (150, 600))
+    cases = [
+        batch_case(
+            Axis.BATCH_COMPOSITION,
+            f"{subject.tokens} tokens among {n} of 1 to 3",
+            [Ask(opener, compared=False), *tiny[: n // 2], Ask(subject), *tiny[n // 2 :]],
+            as_list=True,
+        )
+        for subject in subjects
+    ]
+    return [c for c in cases if ctx.fits([*c.needs, opener])]
 
 
 def position_in_batch(ctx: Context) -> list[Case]:
