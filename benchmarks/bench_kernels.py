@@ -14,12 +14,16 @@ import json
 import statistics
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 from linear_shapes import ROWS, Layer, layers
 
+from sgl_det.kernels import cublas
 from sgl_det.kernels.linear_candidates import Candidate, Shape, candidates
+from sgl_det.kernels.linear_data import KINDS
+from sgl_det.kernels.linear_data import operands as data
 from sgl_det.kernels.matmul import matmul
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -27,40 +31,42 @@ ROUNDS, LEAST_US = 7, 250
 
 
 class Operands:
-    """Inputs of one layer: copies of the weight beyond the L2 cache, and the canonical result."""
+    """Inputs of one layer: copies of the weight beyond the L2 cache, and the canonical results."""
 
     def __init__(self, layer: Layer, dtype: torch.dtype, rows: int):
-        torch.manual_seed(0)
-        size = layer.n * layer.k * 2
-        self.copies = max(2, min(64, -(-200_000_000 // size)))
-        self.weights = [_random(layer.n, layer.k, dtype, 0.02) for _ in range(self.copies)]
-        self.x = _random(rows, layer.k, dtype, 1.0)
-        self.expected = matmul(self.x, self.weights[0])
+        shape = Shape(n=layer.n, k=layer.k, dtype=dtype)
+        self.cases = {kind: data(kind, shape, rows, "cuda") for kind in KINDS}
+        self.expected = {kind: matmul(*case) for kind, case in self.cases.items()}
+        self.x, weight, _ = self.cases["realistic"]
+        self.copies = max(2, min(64, -(-200_000_000 // (weight.numel() * 2))))
+        self.weights = [weight, *(weight.clone() for _ in range(self.copies - 1))]
 
-
-def _random(rows: int, columns: int, dtype: torch.dtype, std: float) -> torch.Tensor:
-    return torch.empty(rows, columns, device="cuda", dtype=dtype).normal_(std=std)
+    def mismatches(self, candidate: Candidate, m: int) -> int:
+        """Elements that differ from the canonical ones, on both kinds of data."""
+        count = 0
+        for kind, (x, weight, _) in self.cases.items():
+            y, expected = candidate.run(x[:m], weight, None), self.expected[kind][:m]
+            count += int((y.view(torch.int16) != expected.view(torch.int16)).sum())
+        return count
 
 
 class Arm:
     """One kernel in a CUDA graph that calls it once with every copy of the weight."""
 
     def __init__(self, candidate: Candidate, operands: Operands, m: int):
-        self.name, xs = candidate.name, operands.x[:m]
+        self.name, self.calls, xs = candidate.name, operands.copies, operands.x[:m]
         self.times: list[float] = []
-        y = candidate.run(xs, operands.weights[0], None)
-        self.mismatches = int((y != operands.expected[:m]).sum())
-        del y
         stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            candidate.run(xs, operands.weights[1], None)
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream):
-            for weight in operands.weights:
-                candidate.run(xs, weight, None)
-        self.calls = operands.copies
+        with cublas.no_split_k() if candidate.name != "default" else nullcontext():
+            self.mismatches = operands.mismatches(candidate, m)
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                candidate.run(xs, operands.weights[1], None)
+            torch.cuda.current_stream().wait_stream(stream)
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=stream):
+                for weight in operands.weights:
+                    candidate.run(xs, weight, None)
 
     def measure(self, repeats: int) -> None:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -83,7 +89,11 @@ def _default(x, weight, bias):
 def case(layer: Layer, dtype: torch.dtype, m: int, operands: Operands, args) -> dict:
     """Measure all arms at m rows."""
     shape = Shape(n=layer.n, k=layer.k, dtype=dtype)
-    chosen = [c for c in candidates(shape) if args.only in c.name and args.skip not in c.name]
+    chosen = [
+        c
+        for c in candidates(shape, deep_gemm=True)
+        if args.only in c.name and args.skip not in c.name
+    ]
     offered = [c for c in chosen if c.offered(m)]
     arms, errors = [], {}
     for candidate in (Candidate(name="default", run=_default), *offered):

@@ -59,7 +59,7 @@ def reduction_order(*, n: int, k: int, dtype: torch.dtype, arch: int) -> Reducti
     return ReductionOrder(axis="K", block=16 if dtype.itemsize == 2 else 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _matmul_kernel(
     x_ptr,
     w_ptr,

@@ -23,7 +23,7 @@ TILES = (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _matmul_tma_kernel(
     x_desc,
     w_desc,

@@ -12,6 +12,7 @@ from sgl_det.patch import Patch
 from sgl_det.patches import (
     cpu,
     flashinfer,
+    gpu,
     grammar,
     launcher,
     logprobs,
@@ -22,9 +23,9 @@ from sgl_det.patches import (
 )
 
 _BACKENDS = {
-    "flashinfer": flashinfer.patches,
-    "fa3": tuple,
-    "triton": tuple,
+    "flashinfer": lambda: (*gpu.patches(), *flashinfer.patches()),
+    "fa3": gpu.patches,
+    "triton": gpu.patches,
     "torch_native": lambda: (*cpu.patches(), *grammar.patches()),
 }
 
@@ -47,4 +48,5 @@ def for_backend(name: str) -> tuple[Patch, ...]:
 def all_patches() -> tuple[Patch, ...]:
     """Every patch there is, for the ledger and for `sgl-det check`."""
     ours = (*for_launcher(ready=None), *for_worker(observer=None))
-    return (*ours, *(p for make in _BACKENDS.values() for p in make()))
+    every = (*ours, *(p for make in _BACKENDS.values() for p in make()))
+    return tuple({p.name: p for p in every}.values())

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import MutableMapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 CARRIER = "SGL_DET_CONFIG"
 
@@ -21,6 +22,8 @@ class Config:
 
     allow: tuple[str, ...] = ()
     expect_key: str | None = None
+    linear: str = ""
+    audit: str | None = None
     # Filled in by the launcher once SGLang's own arguments are resolved.
     backend: str | None = None
     owner: int | None = None
@@ -69,6 +72,37 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         metavar="KEY",
         help="refuse to serve unless the server's numerics key is KEY",
     )
+    group.add_argument(
+        "--det-linear",
+        default="",
+        metavar="KERNEL",
+        help="serve linear layers by kernels whose name begins so, where they are proven (cublaslt,"
+        " deep_gemm, triton); the bits stay the same, the speed may not",
+    )
+    _add_audit(group)
+
+
+def _add_audit(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--det-audit",
+        nargs="?",
+        const="audit.json",
+        metavar="FILE",
+        help="start a server, list the GPU kernels of a prefill and of captured decode steps with "
+        "the rule for each, write that to FILE (audit.json), stop; 1 if one is unknown",
+    )
+
+
+def without_audit(argv: Sequence[str]) -> list[str]:
+    """The same command line without ``--det-audit`` and its file."""
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    _add_audit(parser)
+    return parser.parse_known_args(list(argv))[1]
+
+
+def cache_folder(environ: MutableMapping[str, str] = os.environ) -> Path:
+    """Where made-up models and proofs are kept."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sgl_det"
 
 
 def split_argv(argv: Sequence[str], prog: str) -> tuple[Config, list[str]]:
@@ -82,7 +116,13 @@ def split_argv(argv: Sequence[str], prog: str) -> tuple[Config, list[str]]:
             f"unknown flag {unknown.partition('=')[0]}; the --det- flags are "
             f"{', '.join(flags(parser))}"
         )
-    return Config(allow=tuple(ours.det_allow), expect_key=ours.det_expect_key), rest
+    config = Config(
+        allow=tuple(ours.det_allow),
+        expect_key=ours.det_expect_key,
+        linear=ours.det_linear,
+        audit=ours.det_audit,
+    )
+    return config, rest
 
 
 def flags(parser: argparse.ArgumentParser | None = None) -> list[str]:

@@ -10,10 +10,11 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from sgl_det import environment
-from sgl_det.config import split_argv
+from sgl_det.config import split_argv, without_audit
 from sgl_det.environment import Refused
 from sgl_det.patch import PatchError
 
@@ -21,7 +22,10 @@ _USAGE = "python -m sgl_det.launch_server"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until stopped; 0 after a normal end, 1 after a refusal, 2 after a usage error."""
+    """Serve until stopped; 0 after a normal end, 1 after a refusal, 2 after a usage error.
+
+    With ``--det-audit`` 0 says that every kernel is known, 1 that one is not.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     if "-h" in argv or "--help" in argv:
         print(_help())
@@ -43,6 +47,8 @@ def _serve(argv: list[str]) -> int:
     config, rest = split_argv(argv, _USAGE)
     environment.check()
     on_cpu = environment.use_cpu_if_no_gpu()
+    if config.audit is not None:
+        return _audit(Path(config.audit), without_audit(argv), on_cpu)
     from sgl_det import startup
 
     startup.load_plugins(config)
@@ -69,6 +75,17 @@ def _serve(argv: list[str]) -> int:
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
     return 0
+
+
+def _audit(path: Path, argv: list[str], on_cpu: bool) -> int:
+    from sgl_det.audit import run
+
+    run.check(path, argv, on_cpu or _value(argv, "--device") == "cpu")
+    print(f"sgl_det: audit: starting a server; its log is {run.log_of(path)}", flush=True)
+    found = run.audit(path, argv)
+    print(found.text(), flush=True)
+    print(f"sgl_det: audit: written to {path}", flush=True)
+    return 0 if found.passed else 1
 
 
 def _ready(report: dict[str, Any], source: Any, config: Any) -> None:

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from sgl_det.config import Config, published
+from sgl_det.config import Config, cache_folder, published
 from sgl_det.patch import Patch, PatchError, PatchSet
 
 if TYPE_CHECKING:
@@ -55,12 +55,15 @@ def activate(config: Config) -> PatchSet:
     if _active is None:
         from sgl_det import launch_hook, patches, worker
         from sgl_det.backend import BACKENDS
+        from sgl_det.kernels import proof
 
         _allow_cpu_backend()
         if config.owner == os.getpid():
             found = PatchSet(patches.for_launcher(launch_hook.ready))
         else:
             worker.backend = BACKENDS[config.backend]
+            proof.SETTINGS.linear = config.linear
+            proof.SETTINGS.cache = cache_folder() / "proofs"
             found = PatchSet(patches_of_worker(worker.backend))
         found.apply()
         _active = found

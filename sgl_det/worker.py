@@ -66,10 +66,12 @@ def kernels() -> dict[str, Any]:
 
 
 def problem(patches: list[dict[str, Any]]) -> str | None:
-    """One sentence on the first patch that does not hold in this process, or None."""
+    """One sentence on the first patch or proof that does not hold in this process, or None."""
+    from sgl_det.kernels import proof
+
     lost = [p for p in patches if not p["holds"]]
     if not lost:
-        return None
+        return next(iter(proof.BROKEN), None)
     return (
         f"patch {lost[0]['name']} does not hold in the scheduler process: {lost[0]['lost_at']} is "
         f"not our replacement; look for another plugin that patches {lost[0]['target']}"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sgl_det.config import cache_folder
 from sgl_det.make_model import shapes
 from sgl_det.make_model.weights import GENERATOR
 from sgl_det.make_model.writer import RECORD, config_hash
@@ -36,8 +37,7 @@ def cache_path(name: str) -> Path:
     _, config = shapes.load_config(name)
     content = f"{GENERATOR} {config_hash(config)}"
     digest = hashlib.sha256(content.encode()).hexdigest()[:8]
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "sgl_det" / "models" / f"{name}-{SEED}-{digest}"
+    return cache_folder() / "models" / f"{name}-{SEED}-{digest}"
 
 
 def _make_once(name: str, out: Path) -> None:

@@ -1,0 +1,101 @@
+"""PyTorch's matrix products and reductions on the GPU, in the orders of our kernels.
+
+Whatever a model calls ends here: mm, addmm, bmm, baddbmm, mv, their out forms, and through them
+linear, matmul and einsum; softmax, log_softmax and mean. Types that our kernels do not hold keep
+PyTorch's own kernel.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+
+from sgl_det.kernels import aten_reductions, cublas
+from sgl_det.kernels.linear import linear
+from sgl_det.kernels.matmul import DTYPES
+
+_NAMES = ("mm", "addmm", "bmm", "baddbmm", "mv", "mm.out", "addmm.out", "bmm.out")
+
+
+class Overrides:
+    """The overrides of one process; `undo` leaves nothing behind. key: PyTorch's dispatch key."""
+
+    def __init__(self, key: str = "CUDA") -> None:
+        names = (*_NAMES, *aten_reductions.NAMES)
+        self._theirs = {name: cublas.original(name, key) for name in names}
+        ours = {name: getattr(self, f"_{name.replace('.', '_')}") for name in _NAMES}
+        ours |= aten_reductions.implementations(self._theirs)
+        self._library = torch.library.Library("aten", "IMPL")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators")
+            for name, function in ours.items():
+                self._library.impl(f"aten::{name}", function, key, allow_override=True)
+        self._allow_split_k: Callable[[], None] | None = cublas.forbid_split_k()
+
+    def undo(self) -> None:
+        """Give PyTorch its kernels back. Calling it twice is calling it once."""
+        if self._allow_split_k is not None:
+            self._library._destroy()
+            self._allow_split_k()
+            self._allow_split_k = None
+
+    def _mm(self, a, b):
+        if not _held(a, b):
+            return self._theirs["mm"](a, b)
+        return linear(a, _k_last(b))
+
+    def _mm_out(self, a, b, *, out):
+        return _into(out, self._mm(a, b))
+
+    def _addmm(self, bias, a, b, *, beta=1, alpha=1):
+        if not _held(a, b, bias):
+            return self._theirs["addmm"](bias, a, b, beta=beta, alpha=alpha)
+        if alpha == 1 and beta == 1 and bias.dim() == 1 and len(bias) == b.shape[1]:
+            return linear(a, _k_last(b), bias.contiguous())
+        return _scaled(bias, linear(a, _k_last(b)), beta, alpha)
+
+    def _addmm_out(self, bias, a, b, *, beta=1, alpha=1, out):
+        return _into(out, self._addmm(bias, a, b, beta=beta, alpha=alpha))
+
+    def _bmm(self, a, b):
+        if not _held(a, b):
+            return self._theirs["bmm"](a, b)
+        from sgl_det.kernels.bmm import bmm
+
+        return bmm(a, b)
+
+    def _bmm_out(self, a, b, *, out):
+        return _into(out, self._bmm(a, b))
+
+    def _baddbmm(self, bias, a, b, *, beta=1, alpha=1):
+        if not _held(a, b, bias):
+            return self._theirs["baddbmm"](bias, a, b, beta=beta, alpha=alpha)
+        return _scaled(bias, self._bmm(a, b), beta, alpha)
+
+    def _mv(self, a, x):
+        if not _held(a, x):
+            return self._theirs["mv"](a, x)
+        return linear(a, x[None, :].contiguous())[:, 0]
+
+
+def _held(*tensors: torch.Tensor) -> bool:
+    return tensors[0].dtype in DTYPES and len({t.dtype for t in tensors}) == 1
+
+
+def _k_last(b: torch.Tensor) -> torch.Tensor:
+    """[K, N] as a weight [N, K] with stride 1 along K: a view where b is one, else a copy."""
+    weight = b.t()
+    return weight if weight.stride(1) == 1 else weight.contiguous()
+
+
+def _scaled(bias, product, beta, alpha):
+    product = product if alpha == 1 else product * alpha
+    return product if beta == 0 else product + (bias if beta == 1 else bias * beta)
+
+
+def _into(out: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if out.shape != value.shape:
+        out.resize_(value.shape)
+    return out.copy_(value)

@@ -1,0 +1,62 @@
+"""The linear layer as it is served: one order, and for each number of rows the fastest kernel.
+
+A `Plan` says which proven kernel serves which bucket of rows. A layer without a plan is computed by
+the canonical kernel: the same bits, slower.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from sgl_det.kernels import matmul
+from sgl_det.kernels.linear_candidates import Candidate, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which kernel serves up to how many rows: chosen[i] for those up to edges[i]."""
+
+    edges: tuple[int, ...]
+    chosen: tuple[Candidate, ...]
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, bias) -> torch.Tensor:
+        """x [M, K] -> [M, N]. More rows than the last edge are computed in pieces."""
+        most = self.edges[-1]
+        if len(x) <= most:
+            return self.chosen[bisect_left(self.edges, len(x))].run(x, weight, bias)
+        return torch.cat([self(part, weight, bias) for part in x.split(most)])
+
+
+PLANS: dict[Shape, Plan] = {}
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """y[..., n] = sum_k x[..., k] * weight[n, k] + bias[n], for 2-D weight [N, K].
+
+    Strides of x never choose the kernel: rows that do not have stride 1 along K are copied first.
+    Raises ValueError on dtypes or shapes that the kernels do not hold.
+    """
+    rows, (n, k) = x.reshape(-1, x.shape[-1]), weight.shape
+    if not len(rows) or not n:
+        return x.new_empty((*x.shape[:-1], n))
+    matmul.check_operands(rows, weight, bias)
+    rows = rows if rows.is_contiguous() else rows.contiguous()
+    plan = PLANS.get(Shape(n=n, k=k, dtype=x.dtype, bias=bias is not None))
+    run = matmul.matmul if plan is None or not weight.is_contiguous() else plan
+    return run(rows, weight, bias).view(*x.shape[:-1], n)
+
+
+def install(plans: dict[Shape, Plan]) -> None:
+    """Serve these layers by these plans from now on."""
+    PLANS.clear()
+    PLANS.update(plans)
+
+
+def plan(edges: Sequence[int], names: Sequence[str], known: Sequence[Candidate]) -> Plan:
+    """The plan in which the candidate names[i] serves up to edges[i] rows. KeyError if unknown."""
+    by_name = {c.name: c for c in known}
+    return Plan(tuple(edges), tuple(by_name[name] for name in names))

@@ -1,0 +1,65 @@
+"""How long each kernel takes for a layer: CUDA graphs, over weights that are not in the L2 cache.
+
+Timing may change which kernel serves, never the bits: only proven kernels are timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+import torch
+
+from sgl_det.kernels.linear_candidates import Candidate, Shape
+from sgl_det.kernels.linear_data import operands
+
+ROUNDS, LEAST_US = 5, 150.0
+
+
+class Timer:
+    """Times candidates of one layer, in turn; weights are rotated beyond the L2 cache."""
+
+    def __init__(self, shape: Shape, most_rows: int):
+        cache = torch.cuda.get_device_properties(0).L2_cache_size
+        size = shape.n * shape.k * shape.dtype.itemsize
+        self.copies = max(1, min(32, -(-2 * cache // size)))
+        self.x, weight, self.bias = operands("realistic", shape, most_rows, "cuda")
+        self.weights = [weight, *(weight.clone() for _ in range(self.copies - 1))]
+
+    def fastest(self, candidates: Sequence[Candidate], m: int) -> tuple[str, float]:
+        """(name, microseconds) of the fastest candidate for m rows."""
+        graphs = {c.name: self._captured(c, m) for c in candidates}
+        times: dict[str, list[float]] = {name: [] for name in graphs}
+        repeats = dict.fromkeys(graphs, 1)
+        for i in range(ROUNDS + 1):
+            for name, graph in graphs.items():
+                us = _replay(graph, repeats[name]) / self.copies
+                if i:
+                    times[name].append(us)
+                else:  # the first replay warms up and says how often to repeat
+                    repeats[name] = max(1, round(LEAST_US / max(us * self.copies, 1e-3)))
+        found = {name: statistics.median(t) for name, t in times.items()}
+        name = min(found, key=found.get)
+        return name, found[name]
+
+    def _captured(self, candidate: Candidate, m: int) -> torch.cuda.CUDAGraph:
+        x, stream = self.x[:m], torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            candidate.run(x, self.weights[0], self.bias)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            for weight in self.weights:
+                candidate.run(x, weight, self.bias)
+        return graph
+
+
+def _replay(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(repeats):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3 / repeats

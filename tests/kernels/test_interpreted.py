@@ -1,0 +1,19 @@
+"""The Triton kernels' tests once more, in Triton's interpreter: see `interpreter.py`."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import interpreter
+
+FILES = [
+    "test_triton_interpreter.py",
+    "test_rms_norm.py",
+    "test_log_softmax.py",
+    "test_mean.py",
+]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_kernels_in_the_interpreter(name):
+    interpreter.run(name)
