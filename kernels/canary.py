@@ -15,7 +15,7 @@ from sgl_det.kernels import linear_proof, proof
 
 EVERY_S = 180.0
 # Rows of a case, so that the operands of a wide layer fit beside a full KV pool.
-MOST_ROWS, MOST_BYTES = 64, 1 << 27
+MOST_ROWS, MOST_BYTES = 64, 1 << 28
 _log = logging.getLogger("sgl_det")
 _cases: Iterator | None = None
 _next = 0.0

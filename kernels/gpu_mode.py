@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 
 import torch
@@ -17,13 +18,14 @@ from sgl_det.kernels.linear_setup import set_up
 from sgl_det.kernels.proof_cache import ProofCache, machine
 
 MOST_ROWS = 8192
+_log = logging.getLogger("sgl_det")
 _overrides: Overrides | None = None
 
 
 def enable(shapes: Iterable[Shape], rows_of: dict[str, Callable[[], str]]) -> None:
     """Serve these linear layers, and every other product, in the canonical order.
 
-    rows_of   named checks of other row operations: each returns what differs, or nothing
+    rows_of   named checks of other row operations: each says which kernel serves, or raises
     Raises `linear_setup.Unproven` where no kernel has the canonical bits.
     """
     global _overrides
@@ -38,12 +40,13 @@ def enable(shapes: Iterable[Shape], rows_of: dict[str, Callable[[], str]]) -> No
             only=settings.linear,
             progress=lambda name: (bar.update(), bar.set_postfix_str(name)),
         )
+        _warn_of_rejected(layers)
         proof.PROVEN["linear"] = {_name(s): layer.report for s, layer in layers.items()}
         proof.PROVEN["rows"] = {}
         for name, check in rows_of.items():
             bar.update()
             bar.set_postfix_str(name)
-            proof.PROVEN["rows"][name] = check() or "proven"
+            proof.PROVEN["rows"][name] = check()
     linear.install({s: layer.plan for s, layer in layers.items()})
     canary.start(layers)
     _overrides = Overrides()
@@ -58,6 +61,12 @@ def disable() -> None:
         _overrides = None
     linear.install({})
     canary.stop()
+
+
+def _warn_of_rejected(layers) -> None:
+    for shape, layer in layers.items():
+        for candidate, reason in layer.report["rejected"].items():
+            _log.warning("sgl_det: %s is not proven for %s: %s", candidate, _name(shape), reason)
 
 
 def _name(shape: Shape) -> str:

@@ -1,16 +1,19 @@
 """The proof that a kernel computes a linear layer in the canonical order, on this machine.
 
-Bits are compared, on realistic operands and on operands whose exact sums are zero, for every number
-of rows up to 300, for both sides of every bucket edge, with the rows first, in the middle and last
-among more rows.
+Bits are compared on realistic operands and on operands whose exact sums are zero, for every number
+of rows up to 300, for both sides of every bucket edge and some numbers between, with the rows
+first, in the middle and last among more. A kernel serves the buckets in which nothing differed.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
+from triton.runtime.errors import TritonError
 
 from sgl_det.kernels.linear_candidates import Candidate, Shape
 from sgl_det.kernels.linear_data import KINDS, operands
@@ -19,15 +22,23 @@ from sgl_det.kernels.matmul import matmul
 # A bucket holds the numbers of rows above the edge before it and up to its own.
 EDGES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 DENSE = 300  # every number of rows up to here is tried
+BETWEEN = 7  # and beyond, one fewer than this inside each bucket
+# What a kernel that does not hold a shape raises, in PyTorch, Triton or DeepGEMM: it is not proven.
+_RAISED = (RuntimeError, ValueError, TypeError, ArithmeticError, TritonError)
 LARGEST_RESULT = 1 << 29  # bytes: the rows of a wide layer are bounded by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the proof of one candidate found; reason is empty where it is proven."""
+    """What the proof of one candidate found.
+
+    rows     the bucket edges up to which it is proven
+    reason   the first difference, or empty where it is proven wherever it is offered
+    """
 
     candidate: str
     cases: int
+    rows: tuple[int, ...] = ()
     reason: str = ""
 
     @property
@@ -45,7 +56,9 @@ def rows_to_try(of: Sequence[int], dense: int = DENSE) -> tuple[int, ...]:
     """The numbers of rows of a proof over these bucket edges, ascending."""
     most = of[-1]
     near = {e + d for e in of for d in (-1, 0, 1)}
-    return tuple(sorted(m for m in near | set(range(1, dense + 1)) if 1 <= m <= most))
+    between = {a + (b - a) * i // BETWEEN for a, b in pairwise(of) for i in range(1, BETWEEN)}
+    tried = near | between | set(range(1, dense + 1))
+    return tuple(sorted(m for m in tried if 1 <= m <= most))
 
 
 def canonical(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -63,21 +76,33 @@ def prove(
     reference=canonical,
 ) -> list[Verdict]:
     """One verdict a candidate, over the numbers of rows for which it is offered."""
-    rows, found = rows_to_try(bucket_edges, dense), {c: [0, ""] for c in candidates}
+    rows, known = rows_to_try(bucket_edges, dense), tuple(candidates)
+    cases = {c: _cases(c, rows, bucket_edges) for c in known}
+    found: dict[Candidate, dict[int, str]] = {c: {} for c in known}
     for kind in KINDS:
-        x, weight, bias = operands(kind, shape, rows[-1], device)
-        expected = _bits(reference(x, weight, bias))
-        for candidate, state in found.items():
-            if state[1]:
-                continue
-            tried = [m for m in rows if candidate.offered(m)]
-            cases = [(m, at) for m in tried for at in _places(m, rows[-1], bucket_edges)]
-            state[0] += len(cases)
-            state[1] = _first_mismatch(candidate, cases, (x, weight, bias), expected, kind)
-    return [
-        Verdict(candidate=c.name, cases=cases, reason=reason or ("" if cases else "not offered"))
-        for c, (cases, reason) in found.items()
-    ]
+        data = operands(kind, shape, rows[-1], device)
+        expected = _bits(reference(*data))
+        for candidate, bad in found.items():
+            left = [c for c in cases[candidate] if _bucket(c[0], bucket_edges) not in bad]
+            bad |= _mismatches(candidate, left, data, expected, kind, bucket_edges) | bad
+    return [_verdict(c, cases[c], found[c], bucket_edges) for c in known]
+
+
+def _cases(candidate: Candidate, rows, bucket_edges) -> list[tuple[int, int]]:
+    """(number of rows, where they begin) of every case."""
+    tried = [m for m in rows if candidate.offered(m)]
+    return [(m, at) for m in tried for at in _places(m, rows[-1], bucket_edges)]
+
+
+def _verdict(candidate: Candidate, cases, bad: dict[int, str], bucket_edges) -> Verdict:
+    tried = {_bucket(m, bucket_edges) for m, _ in cases}
+    first = bad[min(bad)] if bad else "" if cases else "not offered"
+    good = tuple(sorted(tried - bad.keys()))
+    return Verdict(candidate=candidate.name, cases=len(cases), rows=good, reason=first)
+
+
+def _bucket(m: int, bucket_edges: Sequence[int]) -> int:
+    return bucket_edges[bisect_left(bucket_edges, m)]
 
 
 def _places(m: int, most: int, bucket_edges: Sequence[int]) -> tuple[int, ...]:
@@ -87,21 +112,30 @@ def _places(m: int, most: int, bucket_edges: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({0, (most - m) // 2, most - m}))
 
 
-def _first_mismatch(candidate: Candidate, cases, operands, expected, kind: str) -> str:
-    x, weight, bias = operands
+def _mismatches(
+    candidate: Candidate, cases, data, expected, kind: str, bucket_edges
+) -> dict[int, str]:
+    """The first difference in each bucket that has one."""
+    x, weight, bias = data
     bad = torch.zeros(len(cases), dtype=torch.int64, device=x.device)
+    raised: dict[int, str] = {}
     for i, (m, at) in enumerate(cases):
+        bucket = _bucket(m, bucket_edges)
+        if bucket in raised:
+            continue
         try:
             y = candidate.run(x[at : at + m], weight, bias)
-        except Exception as error:  # whatever a library raises, the kernel is not proven
-            return f"{m} rows: {_one_line(error)}"
+        except _RAISED as error:
+            raised[bucket] = f"{m} rows: {_one_line(error)}"
+            continue
         bad[i] = (_bits(y) != expected[at : at + m]).sum()
-    counts = bad.tolist()
-    for (m, at), count in zip(cases, counts, strict=True):
+    found: dict[int, str] = {}
+    for (m, at), count in zip(cases, bad.tolist(), strict=True):
         if count:
             total = m * len(weight)
-            return f"{count} of {total} elements differ at {m} rows from row {at}, {kind} data"
-    return ""
+            text = f"{count} of {total} elements differ at {m} rows from row {at}, {kind} data"
+            found.setdefault(_bucket(m, bucket_edges), text)
+    return found | raised
 
 
 def _bits(y: torch.Tensor) -> torch.Tensor:
@@ -116,4 +150,6 @@ def _one_line(error: Exception) -> str:
 def one_case(shape: Shape, candidate: Candidate, rows: int, device: str = "cuda") -> str:
     """One case of the proof, on cancelling data: what differs, or nothing."""
     data = operands("cancelling", shape, rows, device)
-    return _first_mismatch(candidate, [(rows, 0)], data, _bits(canonical(*data)), "cancelling")
+    expected = _bits(canonical(*data))
+    found = _mismatches(candidate, [(rows, 0)], data, expected, "cancelling", (rows,))
+    return found.get(rows, "")

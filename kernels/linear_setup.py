@@ -11,7 +11,7 @@ import torch
 
 from sgl_det.kernels import cublas, linear_proof
 from sgl_det.kernels.linear import Plan, plan
-from sgl_det.kernels.linear_candidates import Candidate, Shape, candidates
+from sgl_det.kernels.linear_candidates import Shape, candidates
 from sgl_det.kernels.linear_timing import Timer
 from sgl_det.kernels.proof_cache import ProofCache
 
@@ -69,14 +69,12 @@ def _prove_and_time(shape: Shape, known, bucket_edges, only: str) -> dict[str, A
     with cublas.no_split_k():
         verdicts = linear_proof.prove(shape, known, bucket_edges=bucket_edges)
         torch.cuda.empty_cache()
-        proven = {v.candidate for v in verdicts if v.proven}
-        good = [c for c in known if c.name in proven]
         timer = Timer(shape, bucket_edges[-1])
-        buckets = [_bucket(shape, good, edge, only, timer, verdicts) for edge in bucket_edges]
+        buckets = [_bucket(shape, known, edge, only, timer, verdicts) for edge in bucket_edges]
     del timer
     torch.cuda.empty_cache()
     return {
-        "proven": sorted(proven),
+        "proven": {v.candidate: list(v.rows) for v in verdicts if v.rows},
         "rejected": {v.candidate: v.reason for v in verdicts if not v.proven},
         "cases": sum(v.cases for v in verdicts),
         "buckets": buckets,
@@ -84,7 +82,9 @@ def _prove_and_time(shape: Shape, known, bucket_edges, only: str) -> dict[str, A
     }
 
 
-def _bucket(shape: Shape, good: list[Candidate], edge: int, only: str, timer, verdicts):
+def _bucket(shape: Shape, known, edge: int, only: str, timer, verdicts) -> dict[str, Any]:
+    proven = {v.candidate for v in verdicts if edge in v.rows}
+    good = [c for c in known if c.name in proven]
     offered = [c for c in good if c.offered(edge) and c.offered(_least(edge))]
     forced = [c for c in offered if c.name.startswith(only)]
     if not offered:

@@ -72,3 +72,20 @@ def straddles() -> tuple[int, ...]:
         t = tiling(1 << 20, wide=wide)
         edges |= {t.rows, 2 * t.rows, t.chunk}
     return tuple(sorted({1, 2, 3, *edges, *(e + 1 for e in edges)}))
+
+
+def in_use(device: str) -> dict[str, str]:
+    """The orders of the kernels that serve on a device, for the numerics key."""
+    if device == "cuda":
+        import torch
+
+        from sgl_det.kernels import log_softmax, matmul, mean, rms_norm
+
+        any_size, dtype = {"dtype": torch.bfloat16, "arch": 0}, torch.bfloat16
+        return {
+            "linear": str(matmul.reduction_order(n=4096, k=4096, **any_size)),
+            "log_softmax": str(log_softmax.reduction_order(v=1 << 17, dtype=dtype)),
+            "mean": str(mean.reduction_order(r=4096, dtype=dtype)),
+            "rms_norm": str(rms_norm.reduction_order(d=4096, dtype=dtype)),
+        }
+    return {op: str(order) for op, order in CPU.items()}

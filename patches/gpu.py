@@ -15,6 +15,7 @@ from sgl_det.patch import Patch
 _REQUIRES = "sglang>=0.5.17,<0.5.18"
 # RMSNorms (hidden size, dtype) whose fused kernel failed its proof: ours serves them.
 _UNPROVEN_NORMS: set[tuple[int, Any]] = set()
+_NORMS = ("RMSNorm", "LayerNorm", "GemmaRMSNorm", "Gemma3RMSNorm", "Gemma4RMSNorm")
 
 
 def _linear(original):
@@ -107,65 +108,84 @@ def _shapes(model: Any) -> Iterator[Any]:
 
 def _row_checks(model: Any, dtype: Any) -> Iterator[tuple[str, Callable[[], str]]]:
     """A check for each kind of norm in the model."""
-    from sglang.srt.layers.layernorm import RMSNorm
+    from sglang.srt.layers import layernorm
 
-    seen = set()
+    norms = tuple(getattr(layernorm, name) for name in _NORMS)
+    checks: dict[str, Callable[[], str]] = {}
     for module in model.modules():
-        if isinstance(module, RMSNorm):
-            kind = f"rms_norm {module.hidden_size}"
-            if kind not in seen:
-                seen.add(kind)
-                yield kind, partial(_check_norm, module, dtype)
+        if isinstance(module, norms):
+            kind = f"{type(module).__name__} {_width(module)}"
+            checks.setdefault(kind, partial(_check_norm, module, dtype))
         if all(hasattr(module, a) for a in ("q_norm", "k_norm", "q_size", "kv_size", "head_dim")):
             kind = f"qk_norm {module.q_size}+{module.kv_size}"
-            if kind not in seen:
-                seen.add(kind)
-                yield kind, partial(_check_qk_norm, module, dtype)
+            checks.setdefault(kind, partial(_check_qk_norm, module, dtype))
+    yield from checks.items()
+
+
+def _width(norm: Any) -> int:
+    weight = getattr(norm, "weight", None)
+    return norm.hidden_size if weight is None else weight.shape[-1]
+
+
+def _random_rows(width: int, dtype: Any, seed: int) -> Any:
+    """More rows than any that are tried."""
+    import torch
+
+    from sgl_det.kernels.row_proof import ROWS
+
+    source = torch.Generator("cuda").manual_seed(seed)
+    made = torch.empty((ROWS[-1] + 1, width), dtype=dtype, device="cuda")
+    return made.normal_(generator=source)
 
 
 def _check_norm(norm: Any, dtype: Any) -> str:
-    import torch
-
-    from sgl_det.kernels.row_proof import ROWS, first_mismatch
-
-    source = torch.Generator("cuda").manual_seed(0)
-    x, residual = (
-        torch.empty((ROWS[-1] + 1, norm.hidden_size), dtype=dtype, device="cuda").normal_(
-            generator=source
-        )
-        for _ in range(2)
+    """Which kernel serves; raises RuntimeError where every one depends on the batch."""
+    found = _mismatch_of_norm(norm, dtype)
+    if not found:
+        return "fused"
+    held = type(norm).__name__ == "RMSNorm" and not (
+        norm.cast_x_before_out_mul or norm.variance_size_override is not None or norm.fp32_residual
     )
-    found = first_mismatch(lambda x: (norm.forward_cuda(x),), (x,))
-    found = found or first_mismatch(norm.forward_cuda, (x, residual))
-    if found:
+    if held:
         _UNPROVEN_NORMS.add((norm.hidden_size, dtype))
-        again = first_mismatch(norm.forward_cuda, (x, residual))
-        if again:
-            raise RuntimeError(f"RMSNorm of {norm.hidden_size} depends on its batch: {again}")
-        return f"sgl_det's kernel, because the fused one depends on its batch: {found}"
-    return ""
+        again = _mismatch_of_norm(norm, dtype)
+        if not again:
+            return f"sgl_det, because a row of the fused one depends on the others: {found}"
+        found = again
+    raise RuntimeError(
+        f"a row of {type(norm).__name__} ({_width(norm)} wide, {dtype}) depends on the others: "
+        f"{found}; expected equal bits; serve another model, or report it"
+    )
+
+
+def _mismatch_of_norm(norm: Any, dtype: Any) -> str:
+    from sgl_det.kernels.row_proof import first_mismatch
+
+    x, residual = (_random_rows(_width(norm), dtype, seed) for seed in (0, 1))
+    found = first_mismatch(lambda x: (norm.forward_cuda(x),), (x,))
+    if not found and type(norm).__name__ in ("RMSNorm", "GemmaRMSNorm"):
+        found = first_mismatch(norm.forward_cuda, (x, residual))
+    return found
 
 
 def _check_qk_norm(attention: Any, dtype: Any) -> str:
-    import torch
     from sglang.srt.models import utils
 
-    from sgl_det.kernels.row_proof import ROWS, first_mismatch
+    from sgl_det.kernels.row_proof import first_mismatch
 
-    a, source = attention, torch.Generator("cuda").manual_seed(0)
-    width = a.q_size + 2 * a.kv_size
-    qkv = torch.empty((ROWS[-1] + 1, width), dtype=dtype, device="cuda").normal_(generator=source)
+    a = attention
 
     def run(qkv):
         q, k, _ = qkv.split([a.q_size, a.kv_size, a.kv_size], dim=-1)
         return utils.apply_qk_norm(q, k, a.q_norm, a.k_norm, a.head_dim)
 
-    found = first_mismatch(run, (qkv,))
+    found = first_mismatch(run, (_random_rows(a.q_size + 2 * a.kv_size, dtype, 0),))
     if found:
         raise RuntimeError(
-            f"the norm of queries and keys ({a.head_dim} wide) depends on its batch: {found}"
+            f"the norm of queries and keys ({a.head_dim} wide, {dtype}) depends on other rows: "
+            f"{found}; expected equal bits; serve another model, or report it"
         )
-    return ""
+    return "fused"
 
 
 _UNQUANT = "sglang.srt.layers.quantization.unquant:UnquantizedLinearMethod"

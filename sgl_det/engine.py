@@ -8,12 +8,16 @@ from sgl_det import config, environment, launch_hook
 
 
 def Engine(
-    *, det_allow: tuple[str, ...] = (), det_expect_key: str | None = None, **kwargs: Any
+    *,
+    det_allow: tuple[str, ...] = (),
+    det_expect_key: str | None = None,
+    det_linear: str = "",
+    **kwargs: Any,
 ) -> Any:
     """Start SGLang's offline ``Engine`` deterministically.
 
-    Takes the keyword arguments of ``sglang.Engine``, and our two: refusals to lift, and the
-    numerics key to insist on. The result is an ``sglang.Engine`` with one more method,
+    Takes the keyword arguments of ``sglang.Engine``, and ours: refusals to lift, the numerics key
+    to insist on, and the kernel to prefer for linear layers. The result is an ``sglang.Engine`` with one more method,
     ``determinism()``, whose answer is that of ``GET /determinism``.
 
     Workers are started with `spawn`: as with SGLang's own Engine, the calling script needs an
@@ -25,7 +29,7 @@ def Engine(
     on_cpu = environment.use_cpu_if_no_gpu()
     from sgl_det import startup
 
-    settings = config.Config(allow=tuple(det_allow), expect_key=det_expect_key)
+    settings = config.Config(allow=tuple(det_allow), expect_key=det_expect_key, linear=det_linear)
     startup.load_plugins(settings)
     try:
         return _start(settings, _completed(kwargs, on_cpu))

@@ -46,6 +46,7 @@ def parts(
         "page_size": runner.page_size,
         "tp": runner.server_args.tp_size,
         "norm_kind": _norm_kind(runner.device),
+        **_kernels(runner.device),
         "patches": {p["name"]: p["fingerprint"] for p in patches},
     }
 
@@ -82,6 +83,17 @@ def _processor(device: str) -> dict[str, Any]:
         "gpu": None,
         "arch": torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
+    }
+
+
+def _kernels(device: str) -> dict[str, Any]:
+    """The orders of our kernels, and which norms are not the fused ones."""
+    from sgl_det.kernels import order, proof
+
+    rows = proof.PROVEN.get("rows", {})
+    return {
+        "orders": order.in_use(device),
+        "norms": {name: kernel.partition(",")[0] for name, kernel in rows.items()},
     }
 
 
