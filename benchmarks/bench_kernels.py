@@ -2,22 +2,23 @@
 
 usage: bench_kernels.py --out FILE [--tp 1,2] [--dtype bf16,fp16] [--seconds 300]
 
-FILE holds one JSON line a case and is continued where it ends: a case that lies there already is
-not measured again. All arms of a case run in turn, in CUDA graphs, over copies of the weight that
-together exceed the L2 cache. `python -m benchmarks.kernels_json` makes kernels.json of it.
+FILE (`case_file`) is continued where it ends: a case that lies there already is not measured again.
+All arms of a case run in turn, in CUDA graphs, over copies of the weight that together exceed the
+L2 cache. `python -m benchmarks.kernels_json FILE ...` makes kernels.json of it.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import sys
 import time
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
+from case_file import CaseFile
+from graph_timing import Arm, copies, in_turn
 from linear_shapes import ROWS, Layer, layers
 
 from sgl_det.kernels import cublas
@@ -25,9 +26,10 @@ from sgl_det.kernels.linear_candidates import Candidate, Shape, candidates
 from sgl_det.kernels.linear_data import KINDS
 from sgl_det.kernels.linear_data import operands as data
 from sgl_det.kernels.matmul import matmul
+from sgl_det.kernels.proof_cache import machine
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-ROUNDS, LEAST_US = 7, 250
+BITS = f"the canonical order on {' and '.join(KINDS)} data"
 
 
 class Operands:
@@ -38,8 +40,8 @@ class Operands:
         self.cases = {kind: data(kind, shape, rows, "cuda") for kind in KINDS}
         self.expected = {kind: matmul(*case) for kind, case in self.cases.items()}
         self.x, weight, _ = self.cases["realistic"]
-        self.copies = max(2, min(64, -(-200_000_000 // (weight.numel() * 2))))
-        self.weights = [weight, *(weight.clone() for _ in range(self.copies - 1))]
+        again = copies(weight.numel() * weight.element_size()) - 1
+        self.weights = [weight, *(weight.clone() for _ in range(again))]
 
     def mismatches(self, candidate: Candidate, m: int) -> int:
         """Elements that differ from the canonical ones, on both kinds of data."""
@@ -50,36 +52,11 @@ class Operands:
         return count
 
 
-class Arm:
-    """One kernel in a CUDA graph that calls it once with every copy of the weight."""
-
-    def __init__(self, candidate: Candidate, operands: Operands, m: int):
-        self.name, self.calls, xs = candidate.name, operands.copies, operands.x[:m]
-        self.times: list[float] = []
-        stream = torch.cuda.Stream()
-        with cublas.no_split_k() if candidate.name != "default" else nullcontext():
-            self.mismatches = operands.mismatches(candidate, m)
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                candidate.run(xs, operands.weights[1], None)
-            torch.cuda.current_stream().wait_stream(stream)
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=stream):
-                for weight in operands.weights:
-                    candidate.run(xs, weight, None)
-
-    def measure(self, repeats: int) -> None:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            self.graph.replay()
-        end.record()
-        end.synchronize()
-        self.times.append(start.elapsed_time(end) * 1e3 / repeats / self.calls)
-
-    @property
-    def us(self) -> float:
-        return statistics.median(self.times)
+def _arm(candidate: Candidate, operands: Operands, m: int) -> Arm:
+    x = operands.x[:m]
+    with cublas.no_split_k() if candidate.name != "default" else nullcontext():
+        calls = [partial(candidate.run, x, weight, None) for weight in operands.weights]
+        return Arm(candidate.name, calls, operands.mismatches(candidate, m))
 
 
 def _default(x, weight, bias):
@@ -94,32 +71,14 @@ def case(layer: Layer, dtype: torch.dtype, m: int, operands: Operands, args) -> 
         for c in candidates(shape, deep_gemm=True)
         if args.only in c.name and args.skip not in c.name
     ]
-    offered = [c for c in chosen if c.offered(m)]
-    arms, errors = [], {}
-    for candidate in (Candidate(name="default", run=_default), *offered):
-        try:
-            arms.append(Arm(candidate, operands, m))
-        except Exception as error:
-            errors[candidate.name] = str(error).splitlines()[0][:120]
-    for arm in arms:
-        arm.measure(1)
-    repeats = max(1, round(LEAST_US / max(1e-3, arms[0].times[-1] * arms[0].calls)))
-    for arm in arms:
-        arm.times.clear()
-    for _ in range(ROUNDS):
-        for arm in arms:
-            arm.measure(repeats)
-    return {
-        "arms": {a.name: [round(a.us, 3), a.mismatches] for a in arms},
-        "spread": round(max(max(a.times) / min(a.times) for a in arms) - 1, 3),
-        "errors": errors,
-    }
+    arms = (Candidate(name="default", run=_default), *(c for c in chosen if c.offered(m)))
+    return in_turn({c.name: partial(_arm, c, operands, m) for c in arms})
 
 
 def line(entry: dict) -> str:
     """One line for people: the fastest bitwise arm beside the default."""
     n, k, m = entry["n"], entry["k"], entry["m"]
-    base, base_bad = entry["arms"]["default"]
+    base, base_bad = entry["arms"].get("default", (float("nan"), 0))
     good = {a: us for a, (us, bad) in entry["arms"].items() if not bad and a != "default"}
     bad = [a for a, (_, count) in entry["arms"].items() if count]
     if not good:
@@ -148,21 +107,18 @@ def main() -> int:
     args = parser.parse_args()
     end, rows = time.monotonic() + args.seconds, [int(r) for r in args.rows.split(",")]
     models = tuple(args.models.split(",")) if args.models else None
-    args.out.touch()
-    done = {tuple(json.loads(x)[f] for f in _ID) for x in args.out.read_text().splitlines()}
+    file = CaseFile(args.out, {"machine": machine(), "bits": BITS}, ("n", "k", "m", "dtype"))
     for dtype in args.dtype.split(","):
         for tp in map(int, args.tp.split(",")):
             for layer in layers(tp, models):
-                left = [m for m in rows if (layer.n, layer.k, m, dtype) not in done]
+                about = {"n": layer.n, "k": layer.k, "dtype": dtype}
+                left = [m for m in rows if about | {"m": m} not in file]
                 if left and time.monotonic() < end:
-                    _layer(layer, dtype, left, args, end)
+                    _layer(layer, dtype, left, args, file, end)
     return 0
 
 
-_ID = ("n", "k", "m", "dtype")
-
-
-def _layer(layer: Layer, dtype: str, rows: list[int], args, end: float) -> None:
+def _layer(layer: Layer, dtype: str, rows: list[int], args, file: CaseFile, end: float) -> None:
     operands = Operands(layer, DTYPES[dtype], max(rows))
     for m in rows:
         if time.monotonic() > end:
@@ -171,8 +127,7 @@ def _layer(layer: Layer, dtype: str, rows: list[int], args, end: float) -> None:
         found = case(layer, DTYPES[dtype], m, operands, args)
         entry = {"op": layer.op, "n": layer.n, "k": layer.k, "m": m, "dtype": dtype}
         entry |= {"tp": layer.tp, **found, "seconds": round(time.monotonic() - start, 2)}
-        with args.out.open("a") as file:
-            file.write(json.dumps(entry) + "\n")
+        file.add(entry)
         sys.stdout.write(line(entry) + "\n")
         sys.stdout.flush()
 

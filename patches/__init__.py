@@ -16,16 +16,22 @@ from sgl_det.patches import (
     grammar,
     launcher,
     logprobs,
+    norms,
     requests,
     routes,
     scheduler,
     worker,
 )
 
+
+def _gpu() -> tuple[Patch, ...]:
+    return (*gpu.patches(), *norms.patches())
+
+
 _BACKENDS = {
-    "flashinfer": lambda: (*gpu.patches(), *flashinfer.patches()),
-    "fa3": gpu.patches,
-    "triton": gpu.patches,
+    "flashinfer": lambda: (*_gpu(), *flashinfer.patches()),
+    "fa3": _gpu,
+    "triton": _gpu,
     "torch_native": lambda: (*cpu.patches(), *grammar.patches()),
 }
 

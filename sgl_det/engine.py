@@ -17,8 +17,8 @@ def Engine(
     """Start SGLang's offline ``Engine`` deterministically.
 
     Takes the keyword arguments of ``sglang.Engine``, and ours: refusals to lift, the numerics key
-    to insist on, and the kernel to prefer for linear layers. The result is an ``sglang.Engine`` with one more method,
-    ``determinism()``, whose answer is that of ``GET /determinism``.
+    to insist on, and the kernel to prefer for linear layers. The result is an ``sglang.Engine``
+    with one more method, ``determinism()``, whose answer is that of ``GET /determinism``.
 
     Workers are started with `spawn`: as with SGLang's own Engine, the calling script needs an
     ``if __name__ == "__main__"`` guard.
