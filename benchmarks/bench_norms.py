@@ -2,11 +2,11 @@
 
 usage: bench_norms.py --out FILE [--dtype bf16,fp16] [--seconds 120]
 
-The lines of FILE (`case_file`) are those of bench_kernels.py: n is the length of a row (all heads of
-queries and keys for qk_norm), k is 0, m is the number of rows. A kernel's bits are right if no row
-changes with the number of rows: from one up to m above the m before, first, in the middle and last
-among more. Operands are rotated beyond the L2 cache; 64 copies of a small case do not exceed it, and
-stay where the layer before leaves them in a server.
+The lines of FILE (`case_file`) are those of bench_kernels.py: n is the length of a row (all heads
+of queries and keys for qk_norm), k is 0, m is the number of rows. A kernel's bits are right if no
+row changes with the number of rows, from above the m before up to m: first, in the middle and last
+among more. Operands are rotated beyond the L2 cache; 64 copies of a small case do not exceed it:
+they stay there, where a server has them from the layer before.
 """
 
 from __future__ import annotations

@@ -77,9 +77,92 @@ def _cell(row: dict | None) -> str:
     return f"**{row['mismatches']} of {row['requests']}**{mark}"
 
 
+def kernels_table(machine: str) -> str:
+    """Speed and bits of the linear layers and norms, from what ``kernels_json`` made of them."""
+    path = ROOT / "benchmarks" / "results" / machine / "kernels.json"
+    if not path.is_file():
+        return "Not measured yet."
+    found = json.loads(path.read_text())
+    linear, norms = (found["summary"][name] for name in ("linear", "norms"))
+    keys = ", ".join(f"`{key}`" for key in sorted(found["versions"]))
+    lines = [
+        *_speeds(linear, {"dtype": "dtype", "tp": "TP"}),
+        _verdict(linear, "torch's default has the same bits in"),
+        "",
+        *_speeds(norms, {"op": "norm", "dtype": "dtype"}),
+        _norms_verdict(norms),
+        "",
+        f"Keys of the kernel results: {keys}.",
+    ]
+    return "\n".join(lines)
+
+
+def _norms_verdict(norms: dict) -> str:
+    if not norms["cases"]:
+        return "Norms: not measured yet."
+    return _verdict(norms, "SGLang's fused kernel, which serves where it is proven, in")
+
+
+def _speeds(summary: dict, by: dict[str, str]) -> list[str]:
+    """A table of geometric means, a group a line, by these fields under these names."""
+    groups = summary["groups"]
+    if not groups:
+        return []
+    ranges = list(groups[0]["m"])
+    head = [*by.values(), "cases", *(f"M {r}" for r in ranges), "all", "under 0.95"]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for g in groups:
+        under = g["under"]["0.95"]
+        share = f"{under} ({under / g['measured']:.0%})" if g["measured"] else "-"
+        means = [_mean(x) for x in (*(g["m"][r] for r in ranges), g["geomean"])]
+        cells = [*(str(g[field]) for field in by), str(g["cases"]), *means, share]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def _mean(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _verdict(summary: dict, baseline: str) -> str:
+    """How many cases are bitwise, how many are slow, and the three slowest."""
+    cases, bitwise = summary["cases"], summary["bitwise"]
+    count = f"{bitwise} of {cases}"
+    slow = ", ".join(f"{n} under {limit}" for limit, n in summary["under"].items())
+    worst = "; ".join(
+        f"`{r['op']}` {r['n']}{'x' + str(r['k']) if r['k'] else ''} {r['dtype']} TP{r['tp']} "
+        f"M={r['m']} {r['ratio']:.3f}"
+        for r in summary["worst"][:3]
+    )
+    return (
+        f"Bitwise: {count if bitwise == cases else f'**{count}**'} ({'; '.join(summary['bits'])}); "
+        f"{baseline} {summary['baseline_bitwise']}. Geometric mean {_mean(summary['geomean'])}, up "
+        f"to M=64 {_mean(summary['geomean_m_to_64'])}; {slow}. Slowest: {worst or 'none'}."
+    )
+
+
+def servers_table(machine: str) -> str:
+    """Our servers beside the same backend's normal mode, from every server-*.json."""
+    lines = ["| backend | workload | normal, s | sgl_det, s | speed ratio | verdict | key |"]
+    lines.append("|---" * 7 + "|")
+    for path in sorted((ROOT / "benchmarks" / "results" / machine).glob("server-*.json")):
+        for r in json.loads(path.read_text())["rows"]:
+            ratio = f"{r['speed_ratio']} ({r['min']} to {r['max']})" if "speed_ratio" in r else "-"
+            cells = (r["backend"], r["workload"], r["normal_s"], r["sgl_det_s"], ratio)
+            lines.append(
+                "| " + " | ".join(map(str, (*cells, r["verdict"], f"`{r['key']}`"))) + " |"
+            )
+    return "\n".join(lines) if len(lines) > 2 else "Not measured yet."
+
+
 def rendered(text: str) -> str:
     """The README with every generated block made anew."""
-    blocks = {"claims": claims_table(), "axes-nvidia-h200": axes_table("nvidia-h200")}
+    blocks = {
+        "claims": claims_table(),
+        "axes-nvidia-h200": axes_table("nvidia-h200"),
+        "kernels-nvidia-h200": kernels_table("nvidia-h200"),
+        "servers-nvidia-h200": servers_table("nvidia-h200"),
+    }
     for name, body in blocks.items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
         text, n = re.subn(pattern, lambda m, b=body: f"{m[1]}{b}\n{m[2]}", text, flags=re.S)
