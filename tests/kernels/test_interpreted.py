@@ -11,6 +11,7 @@ FILES = [
     "test_rms_norm.py",
     "test_log_softmax.py",
     "test_mean.py",
+    "test_attention.py",
 ]
 
 

@@ -1,0 +1,222 @@
+"""Attention of many new tokens (prefill, chunk, extend) over their keys in the pool
+
+Order and bits: `attention_order`. A program takes BLOCK_M rows, a row being one query head of one
+token; heads that share a key head lie side by side, so that its keys are read once.
+
+Shapes      q, o [T, H, D]   k_pool, v_pool [slots, G, D]   table [requests, longest] of slots
+            request b: T from starts[b] to starts[b + 1], the last of its lengths[b] keys,
+            keys in table[rows[b], 0 .. lengths[b]]   lse [T, H] or None, natural logarithm
+Dtypes      q, pools, o: bf16 | fp16; table int32; starts, rows, lengths int32 or int64; lse fp32
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from sgl_det.kernels import attention_order as order
+from sgl_det.kernels.attention_order import merged, tiles, with_sink
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a layer asks for beside q, k and v.
+
+    scale    of the scores
+    cap      bound of cap * tanh(score / cap), or 0
+    window   keys before the query that it sees, or -1 for all
+    sinks    [H] fp32 scores of a key without value, or None
+    """
+
+    scale: float
+    cap: float = 0.0
+    window: int = -1
+    sinks: torch.Tensor | None = None
+
+
+@triton.jit(do_not_specialize=["window"])
+def _attention_kernel(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    o_ptr,
+    lse_ptr,
+    table_ptr,
+    starts_ptr,
+    rows_ptr,
+    lengths_ptr,
+    sinks_ptr,
+    stride_qt,
+    stride_qh,
+    stride_ks,
+    stride_kg,
+    stride_vs,
+    stride_vg,
+    stride_ot,
+    stride_oh,
+    stride_table,
+    scale,
+    cap,
+    window,
+    H: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    LSE: tl.constexpr,
+):
+    b, g = tl.program_id(2), tl.program_id(1)
+    start = tl.load(starts_ptr + b).to(tl.int32)
+    new = tl.load(starts_ptr + b + 1).to(tl.int32) - start
+    # The last tiles see the most keys: they go first.
+    tile = tl.cdiv(new * GROUP, BLOCK_M) - 1 - tl.program_id(0)
+    if tile < 0:
+        return
+    length = tl.load(lengths_ptr + b).to(tl.int32)
+    r = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    inside = r < new * GROUP
+    t = tl.minimum(r // GROUP, new - 1)
+    h = g * GROUP + r % GROUP
+    rd = tl.arange(0, BLOCK_D)
+    position = length - new + t
+    q_at = q_ptr + (start + t).to(tl.int64)[:, None] * stride_qt + h[:, None] * stride_qh
+    q = tl.load(q_at + rd[None, :], mask=(rd < D)[None, :], other=0.0)  # [BLOCK_M, BLOCK_D]
+    lowest = length - new + tile * BLOCK_M // GROUP
+    highest = tl.minimum(length - new + (tile * BLOCK_M + BLOCK_M - 1) // GROUP, length - 1)
+    table = table_ptr + tl.load(rows_ptr + b).to(tl.int64) * stride_table
+    k_at, v_at = k_ptr + g * stride_kg, v_ptr + g * stride_vg
+    # Every row sees the tiles from full_lo to full_hi whole.
+    begin, full_lo, full_hi = 0, 0, (lowest + 1) // BLOCK_S * BLOCK_S
+    if WINDOW:
+        begin = tl.maximum(lowest - window, 0) // BLOCK_S * BLOCK_S
+        full_lo = tl.cdiv(tl.maximum(highest - window, 0), BLOCK_S) * BLOCK_S
+        full_hi = tl.maximum(full_hi, full_lo)
+    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M, 16), tl.float32)
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    for split in range(begin // SPLIT, tl.cdiv(highest + 1, SPLIT)):
+        lo = tl.maximum(split * SPLIT, begin)
+        hi = tl.minimum(split * SPLIT + SPLIT, highest + 1)
+        middle = tl.minimum(tl.maximum(full_lo, lo), hi)
+        late = tl.minimum(tl.maximum(full_hi, middle), hi)
+        top_s = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+        total_s = tl.zeros((BLOCK_M, 16), tl.float32)
+        acc_s = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+        if WINDOW:
+            top_s, total_s, acc_s = tiles(
+                top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs, lo, middle,
+                position, scale, cap, window, D, BLOCK_D, BLOCK_S, True, WINDOW, CAP,
+            )  # fmt: skip
+        top_s, total_s, acc_s = tiles(
+            top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs, middle, late,
+            position, scale, cap, window, D, BLOCK_D, BLOCK_S, False, WINDOW, CAP,
+        )  # fmt: skip
+        top_s, total_s, acc_s = tiles(
+            top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs, late, hi,
+            position, scale, cap, window, D, BLOCK_D, BLOCK_S, True, WINDOW, CAP,
+        )  # fmt: skip
+        higher, total, acc = merged(top[:, None], total, acc, top_s[:, None], total_s, acc_s)
+        top = tl.reshape(higher, (BLOCK_M,))
+    one = tl.max(total, axis=1)[:, None]  # the 16 columns are equal
+    top2 = top[:, None]
+    if SINKS:
+        sink = tl.load(sinks_ptr + h).to(tl.float32)[:, None] * 1.4426950408889634
+        top2, one, acc = with_sink(top2, one, acc, sink)
+    o = tl.div_rn(acc, one)
+    o_at = o_ptr + (start + t).to(tl.int64)[:, None] * stride_ot + h[:, None] * stride_oh
+    tl.store(
+        o_at + rd[None, :], o.to(o_ptr.dtype.element_ty), mask=inside[:, None] & (rd < D)[None, :]
+    )
+    if LSE:
+        lse = (top2 + tl.log2(one)) * 0.6931471805599453
+        tl.store(lse_ptr + (start + t)[:, None] * H + h[:, None], lse, mask=inside[:, None])
+
+
+def attention(
+    q: torch.Tensor,
+    k_pool: torch.Tensor,
+    v_pool: torch.Tensor,
+    table: torch.Tensor,
+    rows: torch.Tensor,
+    starts: torch.Tensor,
+    lengths: torch.Tensor,
+    most_new: int,
+    options: Options,
+    *,
+    out: torch.Tensor | None = None,
+    lse: torch.Tensor | None = None,
+    block_m: int | None = None,
+) -> torch.Tensor:
+    """The attention of the header; ``most_new``: the most new tokens of one request.
+
+    ``block_m`` rows a program, any choice gives the same bits. Raises ValueError on shapes, dtypes
+    or strides that the kernel does not hold.
+    """
+    heads, d = check(q, k_pool, v_pool)
+    o = torch.empty_like(q) if out is None else out
+    group = heads // k_pool.shape[1]
+    if not len(q):
+        return o
+    block_m = block_m or _block_m(most_new * group, d)
+    grid = (triton.cdiv(most_new * group, block_m), k_pool.shape[1], len(lengths))
+    _attention_kernel[grid](
+        q,
+        k_pool,
+        v_pool,
+        o,
+        lse,
+        table,
+        starts,
+        rows,
+        lengths,
+        options.sinks,
+        *(x.stride(i) for x in (q, k_pool, v_pool, o) for i in (0, 1)),
+        table.stride(0),
+        options.scale,
+        options.cap or 1.0,
+        options.window,
+        H=heads,
+        GROUP=group,
+        D=d,
+        BLOCK_D=triton.next_power_of_2(d),
+        BLOCK_M=block_m,
+        BLOCK_S=order.BLOCK_S,
+        SPLIT=order.SPLIT,
+        WINDOW=options.window >= 0,
+        CAP=options.cap > 0,
+        SINKS=options.sinks is not None,
+        LSE=lse is not None,
+        num_warps=8 if block_m * triton.next_power_of_2(d) > 64 * 128 else 4,
+        num_stages=2,
+        enable_fp_fusion=False,
+    )
+    return o
+
+
+def _block_m(rows: int, d: int) -> int:
+    """Rows a program, from the most rows of a request."""
+    largest = 128 if d <= 128 else 64
+    return min(largest, max(16, triton.next_power_of_2(rows)))
+
+
+def check(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> tuple[int, int]:
+    """(H, D). Raises ValueError unless q [T, H, D] and the pools [slots, G, D] fit each other."""
+    (_, heads, d), (_, groups, dk) = q.shape, k_pool.shape
+    order.reduction_order(d=d, dtype=q.dtype, arch=0)
+    dtypes = {q.dtype, k_pool.dtype, v_pool.dtype}
+    if dk != d or v_pool.shape != k_pool.shape or heads % groups or len(dtypes) != 1:
+        raise ValueError(
+            f"q {tuple(q.shape)} {q.dtype}, k {tuple(k_pool.shape)} {k_pool.dtype} and v "
+            f"{tuple(v_pool.shape)} {v_pool.dtype} do not fit [T, H, D], [slots, G, D], H % G == 0"
+        )
+    if any(x.stride(2) != 1 for x in (q, k_pool, v_pool)):
+        raise ValueError("q, k and v need stride 1 along D")
+    return heads, d

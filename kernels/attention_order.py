@@ -1,0 +1,125 @@
+"""The order of causal self-attention, and the pieces of which every kernel of it is made
+
+o[i, h] = sum_s p[s] v[s, h'] / sum_s p[s],   p[s] = exp(q[i, h] . k[s, h'] * scale - max)
+
+Shapes      q, o [T, H, D]   k, v [slots, G, D]; query head h reads key head h' = h // (H / G)
+Dtypes      q, k, v, o: bf16 | fp16, all the same; scores, maxima, sums and accumulators in fp32
+Order       Keys lie at absolute positions 0, 1, 2, ... A split is SPLIT keys from a multiple of
+            SPLIT, a tile BLOCK_S keys from a multiple of BLOCK_S. Inside a split the tiles are
+            taken in ascending order with a running maximum; splits are merged in ascending order.
+            The sum of p is taken by the matrix unit, like p v, so that it follows no layout.
+Bits depend on   D, dtype, arch, BLOCK_S, SPLIT and the row's own position - not on the other rows,
+                 the phase, the chunk, the query tile, the grid, the warps or where the keys lie
+
+A tile or split that a row does not see is an exact no-op: the rescaling factor is exp2(0). Fusing
+of products and sums is switched off at launch, so that no compiler decides where to round.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from sgl_det.kernels.order import ReductionOrder
+
+DTYPES = (torch.bfloat16, torch.float16)
+HEAD_DIMS = (64, 80, 96, 128, 256)
+BLOCK_S, SPLIT = 64, 512
+LOG2_E = 1.4426950408889634
+
+
+def reduction_order(*, d: int, dtype: torch.dtype, arch: int) -> ReductionOrder:
+    """The order of one row. Raises ValueError on a head size or dtype that is not held."""
+    if d not in HEAD_DIMS or dtype not in DTYPES:
+        raise ValueError(f"no attention order for heads of {d} in {dtype}; there are {HEAD_DIMS}")
+    return ReductionOrder(axis="S", block=BLOCK_S, split=SPLIT)
+
+
+@triton.jit
+def capped(s, scale, cap):
+    """cap * tanh(s * scale / cap), fp32, by exp2."""
+    x = tl.minimum(tl.maximum(s * (scale / cap), -30.0), 30.0)
+    e = tl.exp2(x * 2.8853900817779268)
+    return tl.div_rn(e - 1.0, e + 1.0) * cap
+
+
+@triton.jit
+def tiles(
+    top,
+    total,
+    acc,
+    q,
+    k_ptr,
+    v_ptr,
+    table_ptr,
+    stride_k,
+    stride_v,
+    lo,
+    hi,
+    position,
+    scale,
+    cap,
+    window,
+    D: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    MASKED: tl.constexpr,
+    WINDOW: tl.constexpr,
+    CAP: tl.constexpr,
+):
+    """Take the tiles of keys lo to hi; lo is a multiple of BLOCK_S, and hi too unless MASKED.
+
+    top [M], total [M, 16] (equal columns), acc [M, D]: maximum, sum and values so far.
+    """
+    rs, rd = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    # What turns a score into a power of two.
+    log2 = 1.4426950408889634 if CAP else scale * 1.4426950408889634
+    ones = tl.full((BLOCK_S, 16), 1.0, tl.float32).to(v_ptr.dtype.element_ty)
+    for first in range(lo, hi, BLOCK_S):
+        s = first + rs
+        inside = s < hi
+        slot = tl.load(table_ptr + s, mask=inside, other=0).to(tl.int64)
+        k_at = k_ptr + slot[None, :] * stride_k + rd[:, None]  # [BLOCK_D, BLOCK_S]
+        v_at = v_ptr + slot[:, None] * stride_v + rd[None, :]  # [BLOCK_S, BLOCK_D]
+        if MASKED:
+            k = tl.load(k_at, mask=inside[None, :] & (rd < D)[:, None], other=0.0)
+            v = tl.load(v_at, mask=inside[:, None] & (rd < D)[None, :], other=0.0)
+        elif D == BLOCK_D:
+            k, v = tl.load(k_at), tl.load(v_at)
+        else:
+            k = tl.load(k_at, mask=(rd < D)[:, None], other=0.0)
+            v = tl.load(v_at, mask=(rd < D)[None, :], other=0.0)
+        x = tl.dot(q, k)
+        if CAP:
+            x = capped(x, scale, cap)
+        if MASKED:
+            seen = inside[None, :] & (s[None, :] <= position[:, None])
+            if WINDOW:
+                seen = seen & (s[None, :] >= position[:, None] - window)
+            x = tl.where(seen, x, float("-inf"))
+        higher = tl.maximum(top, tl.max(x, axis=1) * log2)
+        shift = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp2(tl.fma(x, log2, -shift[:, None])).to(v.dtype)
+        rescale = tl.exp2(top - shift)[:, None]
+        acc = tl.dot(p, v, acc * rescale)
+        total = tl.dot(p, ones, total * rescale)
+        top = higher
+    return top, total, acc
+
+
+@triton.jit
+def merged(top, total, acc, top_s, total_s, acc_s):
+    """What was merged so far, with the next split: tops [M, 1], totals [M, 1 or 16], acc [M, D]."""
+    higher = tl.maximum(top, top_s)
+    shift = tl.where(higher == float("-inf"), 0.0, higher)
+    a, b = tl.exp2(top - shift), tl.exp2(top_s - shift)
+    return higher, total * a + total_s * b, acc * a + acc_s * b
+
+
+@triton.jit
+def with_sink(top, total, acc, sink):
+    """Add the attention sink: a key of score ``sink`` [M, 1] (in units of log2) with value 0."""
+    higher = tl.maximum(top, sink)
+    a = tl.exp2(top - higher)
+    return higher, total * a + tl.exp2(sink - higher), acc * a

@@ -1,0 +1,127 @@
+"""Triton attention: prefill, chunks and decode give a row the same bits, near float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sgl_det.kernels import attention_order
+from sgl_det.kernels.attention import Options, attention
+from sgl_det.kernels.attention_decode import decode_attention
+from sgl_det.testing import assert_bitwise_equal
+
+from .attention_cases import Requests
+from .interpreter import ACTIVE, DEVICE, MARKS, pick
+
+pytestmark = [*MARKS, pytest.mark.usefixtures("nan_filled_empty", "small_tiles")]
+BF16, FP16 = torch.bfloat16, torch.float16
+# Both sides of a tile, of a split, and of two splits. GQA ratios 1, 2, 4, 7 and 8.
+LENGTHS = pick(
+    gpu=[1, 2, 63, 64, 65, 127, 300, 511, 512, 513, 1024, 1025, 2500, 8192],
+    interpreter=[1, 16, 33, 65],
+)
+# heads, key heads, head_dim, dtype, options
+CASES = {
+    "plain": (4, 2, 64, FP16, {}),
+    "soft-cap": (7, 1, 80, BF16, {"cap": 5.0}),
+    "window": (8, 1, 128, BF16, {"window": 20}),
+    "window-sinks": (4, 4, 96, FP16, {"window": 40, "sinks": True}),
+    "gpu-window": (32, 8, 128, BF16, {"window": 700}),
+    "qwen3-8b": (32, 8, 128, BF16, {}),
+    "wide": (8, 4, 256, BF16, {"sinks": True, "cap": 30.0}),
+}
+CHOSEN = pick(gpu=list(CASES), interpreter=["plain", "soft-cap", "window", "window-sinks"])
+cases = pytest.mark.parametrize("case", CHOSEN)
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """An interpreter takes tiles one by one: smaller ones cross as many edges."""
+    if ACTIVE:
+        monkeypatch.setattr(attention_order, "BLOCK_S", 16)
+        monkeypatch.setattr(attention_order, "SPLIT", 32)
+
+
+def made(case: str, lengths=LENGTHS) -> tuple[Requests, Options]:
+    heads, groups, d, dtype, wanted = CASES[case]
+    wanted = dict(wanted)
+    if wanted.pop("sinks", False):
+        wanted["sinks"] = torch.linspace(-1, 2, heads, device=DEVICE)
+    return Requests(heads, groups, d, dtype, list(lengths), DEVICE), Options(d**-0.5, **wanted)
+
+
+@cases
+def test_near_float64(case):
+    requests, options = made(case)
+    o, lse = requests.extend(options, requests.lengths)
+    # The weights are rounded to the dtype before they meet v; o is rounded once more.
+    unit = {BF16: 2**-8, FP16: 2**-11}[requests.dtype]
+    for b, n in enumerate(requests.lengths):
+        for position in {0, n // 2, n - 1}:
+            exact, exact_lse = requests.exact(options, b, position)
+            wrong = (o[b][position].double() - exact).abs().max().item()
+            assert wrong < 2 * unit * max(1.0, exact.abs().max().item()), (b, position)
+            assert (lse[b][position].double() - exact_lse).abs().max().item() < 2**-10
+
+
+@cases
+def test_chunks_and_query_tiles_do_not_show(case):
+    requests, options = made(case)
+    whole, lse = requests.extend(options, requests.lengths, block_m=64)
+    for size in pick(gpu=[1, 17, 64, 512], interpreter=[1, 17]):
+        new = [min(size, n) for n in requests.lengths]
+        for block_m in pick(gpu=[16, 32, 64, 128], interpreter=[16]):
+            o, part = requests.extend(options, new, block_m=block_m)
+            for b, n in enumerate(new):
+                name = f"request {b}, last {n}, {block_m} rows a program"
+                assert_bitwise_equal(o[b], whole[b][-n:], name)
+                assert_bitwise_equal(part[b], lse[b][-n:], f"lse of {name}")
+
+
+@cases
+def test_decode_equals_prefill(case):
+    requests, options = made(case)
+    whole, lse = requests.extend(options, requests.lengths)
+    for shared in pick(gpu=[1, 2, 3, 8, 16], interpreter=[1, 2]):
+        o, part = requests.decode(options, shared)
+        for b in range(len(requests.lengths)):
+            assert_bitwise_equal(o[b], whole[b][-1], f"request {b}, {shared} programs")
+            assert_bitwise_equal(part[b], lse[b][-1], f"lse of request {b}, {shared} programs")
+
+
+@cases
+def test_neighbours_do_not_show(case):
+    requests, options = made(case)
+    whole, _ = requests.extend(options, requests.lengths)
+    alone = Requests(*CASES[case][:4], list(LENGTHS), DEVICE)
+    for b, n in enumerate(LENGTHS):
+        q, rows = alone.q[b], alone.rows[b : b + 1]
+        one = torch.tensor([n], device=DEVICE)
+        starts = torch.tensor([0, n], device=DEVICE)
+        o = attention(q, alone.k, alone.v, alone.table, rows, starts, one, n, options)
+        assert_bitwise_equal(o, whole[b], f"request {b} alone")
+
+
+def test_control_a_split_that_follows_the_length():
+    """Splits of half the length, as a heuristic would take them, change the bits."""
+    requests, options = made("plain", [LENGTHS[-1]])
+    before, _ = requests.decode(options, 1)
+    attention_order.SPLIT //= 2
+    try:
+        after, _ = requests.decode(options, 1)
+    finally:
+        attention_order.SPLIT *= 2
+    assert (before.view(torch.int16) != after.view(torch.int16)).any()
+
+
+def test_what_is_not_held_is_refused():
+    requests, options = made("plain", [5])
+    q, rows = requests.q[0], requests.rows
+    lengths = torch.tensor([5], device=DEVICE)
+    pools = (requests.k, requests.v, requests.table, rows)
+    with pytest.raises(ValueError, match="need work memory"):
+        decode_attention(q[-1:], *pools, lengths, options, shared=2)
+    with pytest.raises(ValueError, match="do not fit"):
+        decode_attention(q[-1:, :3], *pools, lengths, options)
+    with pytest.raises(ValueError, match="heads of 48"):
+        decode_attention(q[-1:, :, :48], *pools, lengths, options)
