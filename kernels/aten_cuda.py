@@ -1,6 +1,6 @@
 """PyTorch's matrix products and reductions on the GPU, in the orders of our kernels.
 
-Whatever a model calls ends here: mm, addmm, bmm, baddbmm, mv, their out forms, and through them
+Whatever a model calls ends here: mm, addmm, bmm, baddbmm, mv, most out forms, and through them
 linear, matmul and einsum; softmax, log_softmax and mean. Types that our kernels do not hold keep
 PyTorch's own kernel.
 """
@@ -14,18 +14,20 @@ import torch
 
 from sgl_det.kernels import aten_reductions, cublas
 from sgl_det.kernels.linear import linear
-from sgl_det.kernels.matmul import DTYPES
+from sgl_det.kernels.matmul import DTYPES, matmul
 
-_NAMES = ("mm", "addmm", "bmm", "baddbmm", "mv", "mm.out", "addmm.out", "bmm.out")
+_NAMES = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "mm.out", "addmm.out", "bmm.out")
+_CUDA_ONLY = ("mm.dtype",)
 
 
 class Overrides:
     """The overrides of one process; `undo` leaves nothing behind. key: PyTorch's dispatch key."""
 
     def __init__(self, key: str = "CUDA") -> None:
-        names = (*_NAMES, *aten_reductions.NAMES)
+        products = (*_NAMES, *(_CUDA_ONLY if key == "CUDA" else ()))
+        names = (*products, *aten_reductions.NAMES)
         self._theirs = {name: cublas.original(name, key) for name in names}
-        ours = {name: getattr(self, f"_{name.replace('.', '_')}") for name in _NAMES}
+        ours = {name: getattr(self, f"_{name.replace('.', '_')}") for name in products}
         ours |= aten_reductions.implementations(self._theirs)
         self._library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
@@ -48,6 +50,12 @@ class Overrides:
 
     def _mm_out(self, a, b, *, out):
         return _into(out, self._mm(a, b))
+
+    def _mm_dtype(self, a, b, out_dtype):
+        if not _held(a, b) or out_dtype != torch.float32:
+            return self._theirs["mm.dtype"](a, b, out_dtype)
+        out = a.new_empty((len(a), b.shape[1]), dtype=out_dtype)
+        return matmul(a, _k_last(b), out=out) if out.numel() else out
 
     def _addmm(self, bias, a, b, *, beta=1, alpha=1):
         if not _held(a, b, bias):
@@ -78,6 +86,11 @@ class Overrides:
         if not _held(a, x):
             return self._theirs["mv"](a, x)
         return linear(a, x[None, :].contiguous())[:, 0]
+
+    def _addmv(self, bias, a, x, *, beta=1, alpha=1):
+        if not _held(a, x, bias):
+            return self._theirs["addmv"](bias, a, x, beta=beta, alpha=alpha)
+        return _scaled(bias, self._mv(a, x), beta, alpha)
 
 
 def _held(*tensors: torch.Tensor) -> bool:

@@ -33,7 +33,7 @@ def _along(function, original, x, dim, half_to_float):
     flat = moved.reshape(-1, moved.shape[-1])
     flat = flat if flat.stride(1) == 1 else flat.contiguous()
     y = function(flat, torch.float32 if half_to_float else x.dtype)
-    return y.view(moved.shape).movedim(-1, dim)
+    return y.view(moved.shape).movedim(-1, dim).contiguous()
 
 
 def _mean(original, x, dim, keepdim=False, *, dtype=None):

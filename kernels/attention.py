@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from sgl_det.kernels import attention_order as order
-from sgl_det.kernels.attention_order import merged, tiles, with_sink
+from sgl_det.kernels.attention_order import finish, merged, one_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,40 +39,13 @@ class Options:
 
 @triton.jit(do_not_specialize=["window"])
 def _attention_kernel(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    o_ptr,
-    lse_ptr,
-    table_ptr,
-    starts_ptr,
-    rows_ptr,
-    lengths_ptr,
-    sinks_ptr,
-    stride_qt,
-    stride_qh,
-    stride_ks,
-    stride_kg,
-    stride_vs,
-    stride_vg,
-    stride_ot,
-    stride_oh,
-    stride_table,
-    scale,
-    cap,
-    window,
-    H: tl.constexpr,
-    GROUP: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    SPLIT: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAP: tl.constexpr,
-    SINKS: tl.constexpr,
-    LSE: tl.constexpr,
-):
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, table_ptr, starts_ptr, rows_ptr, lengths_ptr, sinks_ptr,
+    stride_qt, stride_qh, stride_ks, stride_kg, stride_vs, stride_vg, stride_ot, stride_oh,
+    stride_table, scale, cap, window,
+    H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
+):  # fmt: skip
     b, g = tl.program_id(2), tl.program_id(1)
     start = tl.load(starts_ptr + b).to(tl.int32)
     new = tl.load(starts_ptr + b + 1).to(tl.int32) - start
@@ -80,17 +53,13 @@ def _attention_kernel(
     tile = tl.cdiv(new * GROUP, BLOCK_M) - 1 - tl.program_id(0)
     if tile < 0:
         return
-    length = tl.load(lengths_ptr + b).to(tl.int32)
-    r = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    inside = r < new * GROUP
-    t = tl.minimum(r // GROUP, new - 1)
-    h = g * GROUP + r % GROUP
-    rd = tl.arange(0, BLOCK_D)
-    position = length - new + t
+    old = tl.load(lengths_ptr + b).to(tl.int32) - new
+    r, rd = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    t, h = tl.minimum(r // GROUP, new - 1), g * GROUP + r % GROUP
     q_at = q_ptr + (start + t).to(tl.int64)[:, None] * stride_qt + h[:, None] * stride_qh
     q = tl.load(q_at + rd[None, :], mask=(rd < D)[None, :], other=0.0)  # [BLOCK_M, BLOCK_D]
-    lowest = length - new + tile * BLOCK_M // GROUP
-    highest = tl.minimum(length - new + (tile * BLOCK_M + BLOCK_M - 1) // GROUP, length - 1)
+    lowest = old + tile * BLOCK_M // GROUP
+    highest = old + tl.minimum((tile * BLOCK_M + BLOCK_M - 1) // GROUP, new - 1)
     table = table_ptr + tl.load(rows_ptr + b).to(tl.int64) * stride_table
     k_at, v_at = k_ptr + g * stride_kg, v_ptr + g * stride_vg
     # Every row sees the tiles from full_lo to full_hi whole.
@@ -99,45 +68,23 @@ def _attention_kernel(
         begin = tl.maximum(lowest - window, 0) // BLOCK_S * BLOCK_S
         full_lo = tl.cdiv(tl.maximum(highest - window, 0), BLOCK_S) * BLOCK_S
         full_hi = tl.maximum(full_hi, full_lo)
-    top = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    top = tl.full((BLOCK_M, 1), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M, 16), tl.float32)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     for split in range(begin // SPLIT, tl.cdiv(highest + 1, SPLIT)):
         lo = tl.maximum(split * SPLIT, begin)
         hi = tl.minimum(split * SPLIT + SPLIT, highest + 1)
-        middle = tl.minimum(tl.maximum(full_lo, lo), hi)
-        late = tl.minimum(tl.maximum(full_hi, middle), hi)
-        top_s = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-        total_s = tl.zeros((BLOCK_M, 16), tl.float32)
-        acc_s = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-        if WINDOW:
-            top_s, total_s, acc_s = tiles(
-                top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs, lo, middle,
-                position, scale, cap, window, D, BLOCK_D, BLOCK_S, True, WINDOW, CAP,
-            )  # fmt: skip
-        top_s, total_s, acc_s = tiles(
-            top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs, middle, late,
-            position, scale, cap, window, D, BLOCK_D, BLOCK_S, False, WINDOW, CAP,
+        whole = tl.minimum(tl.maximum(full_lo, lo), hi)
+        late = tl.minimum(tl.maximum(full_hi, whole), hi)
+        top_s, total_s, acc_s = one_split(
+            q, k_at, v_at, table, stride_ks, stride_vs, lo, whole, late, hi, old + t,
+            scale, cap, window, BLOCK_M, D, BLOCK_D, BLOCK_S, WINDOW, CAP,
         )  # fmt: skip
-        top_s, total_s, acc_s = tiles(
-            top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs, late, hi,
-            position, scale, cap, window, D, BLOCK_D, BLOCK_S, True, WINDOW, CAP,
-        )  # fmt: skip
-        higher, total, acc = merged(top[:, None], total, acc, top_s[:, None], total_s, acc_s)
-        top = tl.reshape(higher, (BLOCK_M,))
-    one = tl.max(total, axis=1)[:, None]  # the 16 columns are equal
-    top2 = top[:, None]
-    if SINKS:
-        sink = tl.load(sinks_ptr + h).to(tl.float32)[:, None] * 1.4426950408889634
-        top2, one, acc = with_sink(top2, one, acc, sink)
-    o = tl.div_rn(acc, one)
-    o_at = o_ptr + (start + t).to(tl.int64)[:, None] * stride_ot + h[:, None] * stride_oh
-    tl.store(
-        o_at + rd[None, :], o.to(o_ptr.dtype.element_ty), mask=inside[:, None] & (rd < D)[None, :]
-    )
-    if LSE:
-        lse = (top2 + tl.log2(one)) * 0.6931471805599453
-        tl.store(lse_ptr + (start + t)[:, None] * H + h[:, None], lse, mask=inside[:, None])
+        top, total, acc = merged(top, total, acc, top_s, total_s, acc_s)
+    finish(
+        top, tl.max(total, axis=1)[:, None], acc, start + t, h, r < new * GROUP, o_ptr, lse_ptr,
+        sinks_ptr, stride_ot, stride_oh, H, D, BLOCK_D, SINKS, LSE,
+    )  # fmt: skip
 
 
 def attention(

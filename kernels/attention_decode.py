@@ -20,7 +20,7 @@ import triton.language as tl
 
 from sgl_det.kernels import attention_order as order
 from sgl_det.kernels.attention import Options, check
-from sgl_det.kernels.attention_order import merged, tiles, with_sink
+from sgl_det.kernels.attention_order import finish, merged, one_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,25 +40,8 @@ class Work:
         return cls(parts, *torch.empty((2, *shape), dtype=torch.float32, device=device))
 
 
-@triton.jit
-def _finish(
-    top, one, acc, h, b, rd, o_ptr, lse_ptr, sinks_ptr, stride_ot, stride_oh, valid,
-    H: tl.constexpr, D: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
-):  # fmt: skip
-    """top, one [M, 1], acc [M, D] of heads h [M] -> o and lse."""
-    if SINKS:
-        sink = tl.load(sinks_ptr + h, mask=valid, other=0.0).to(tl.float32)[:, None]
-        top, one, acc = with_sink(top, one, acc, sink * 1.4426950408889634)
-    o = tl.div_rn(acc, one).to(o_ptr.dtype.element_ty)
-    at = o_ptr + b.to(tl.int64) * stride_ot + h[:, None] * stride_oh + rd[None, :]
-    tl.store(at, o, mask=valid[:, None] & (rd < D)[None, :])
-    if LSE:
-        lse = (top + tl.log2(one)) * 0.6931471805599453
-        tl.store(lse_ptr + b * H + h[:, None], lse, mask=valid[:, None])
-
-
 @triton.jit(do_not_specialize=["window"])
-def _decode_kernel(
+def _decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, table_ptr, rows_ptr, lengths_ptr, sinks_ptr,
     parts_ptr, tops_ptr, totals_ptr,
     stride_qt, stride_qh, stride_ks, stride_kg, stride_vs, stride_vg, stride_ot, stride_oh,
@@ -86,44 +69,31 @@ def _decode_kernel(
     for split in range(first + share, last, SHARED):
         lo = tl.maximum(split * SPLIT, begin)
         hi = tl.minimum(split * SPLIT + SPLIT, length)
-        whole = tl.maximum(hi // BLOCK_S * BLOCK_S, lo)
+        late = tl.maximum(hi // BLOCK_S * BLOCK_S, lo)
         # Every key is seen, but for the first tile of a window and the end of the last tile.
-        early = tl.minimum(lo + BLOCK_S, whole) if WINDOW else lo
-        top_s = tl.full((BLOCK_M,), float("-inf"), tl.float32)
-        total_s = tl.zeros((BLOCK_M, 16), tl.float32)
-        acc_s = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-        if WINDOW:
-            top_s, total_s, acc_s = tiles(
-                top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs, lo, early,
-                position, scale, cap, window, D, BLOCK_D, BLOCK_S, True, WINDOW, CAP,
-            )  # fmt: skip
-        top_s, total_s, acc_s = tiles(
-            top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs, early, whole,
-            position, scale, cap, window, D, BLOCK_D, BLOCK_S, False, WINDOW, CAP,
-        )  # fmt: skip
-        top_s, total_s, acc_s = tiles(
-            top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs, whole, hi,
-            position, scale, cap, window, D, BLOCK_D, BLOCK_S, True, WINDOW, CAP,
+        whole = tl.minimum(lo + BLOCK_S, late) if WINDOW else lo
+        top_s, total_s, acc_s = one_split(
+            q, k_at, v_at, table, stride_ks, stride_vs, lo, whole, late, hi, position,
+            scale, cap, window, BLOCK_M, D, BLOCK_D, BLOCK_S, WINDOW, CAP,
         )  # fmt: skip
         if SHARED == 1 or last - first == 1:
-            top, total, acc = merged(top, total, acc, top_s[:, None], total_s, acc_s)
+            top, total, acc = merged(top, total, acc, top_s, total_s, acc_s)
         if SHARED > 1:
             kept = valid & (last - first > 1)
             at = b.to(tl.int64) * stride_parts + h * (stride_parts // H) + split
             part = parts_ptr + at[:, None] * D + rd[None, :]
             tl.store(part, acc_s, mask=kept[:, None] & (rd < D)[None, :])
-            tl.store(tops_ptr + at, top_s, mask=kept)
+            tl.store(tops_ptr + at, tl.max(top_s, axis=1), mask=kept)
             tl.store(totals_ptr + at, tl.max(total_s, axis=1), mask=kept)
     if SHARED == 1 or last - first == 1:
-        one = tl.max(total, axis=1)[:, None]  # the 16 columns are equal
-        _finish(
-            top, one, acc, h, b, rd, o_ptr, lse_ptr, sinks_ptr, stride_ot, stride_oh, valid,
-            H, D, SINKS, LSE,
+        finish(
+            top, tl.max(total, axis=1)[:, None], acc, b + rm * 0, h, valid, o_ptr, lse_ptr,
+            sinks_ptr, stride_ot, stride_oh, H, D, BLOCK_D, SINKS, LSE,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["window"])
-def _merge_kernel(
+def _merge_splits_kernel(
     o_ptr, lse_ptr, lengths_ptr, sinks_ptr, parts_ptr, tops_ptr, totals_ptr,
     stride_ot, stride_oh, stride_parts, window,
     H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -146,9 +116,9 @@ def _merge_kernel(
         top_s = tl.load(tops_ptr + at + split)[:, None]
         total_s = tl.load(totals_ptr + at + split)[:, None]
         top, total, acc = merged(top, total, acc, top_s, total_s, acc_s)
-    _finish(
-        top, total, acc, h, b, rd, o_ptr, lse_ptr, sinks_ptr, stride_ot, stride_oh, h < H,
-        H, D, SINKS, LSE,
+    finish(
+        top, total, acc, b + h * 0, h, h < H, o_ptr, lse_ptr, sinks_ptr, stride_ot, stride_oh,
+        H, D, BLOCK_D, SINKS, LSE,
     )  # fmt: skip
 
 
@@ -191,44 +161,17 @@ def decode_attention(
         "num_warps": 4,
         "enable_fp_fusion": False,
     }
-    _decode_kernel[(groups, len(q), shared)](
-        q,
-        k_pool,
-        v_pool,
-        o,
-        lse,
-        table,
-        rows,
-        lengths,
-        options.sinks,
-        parts,
-        tops,
-        totals,
-        *(x.stride(i) for x in (q, k_pool, v_pool, o) for i in (0, 1)),
-        table.stride(0),
-        stride_parts,
-        options.scale,
-        options.cap or 1.0,
-        options.window,
-        GROUP=group,
-        BLOCK_M=max(16, triton.next_power_of_2(group)),
-        SHARED=shared,
-        CAP=options.cap > 0,
-        num_stages=3,
-        **same,
-    )
+    pools = (q, k_pool, v_pool, o)
+    _decode_attention_kernel[(groups, len(q), shared)](
+        *pools, lse, table, rows, lengths, options.sinks, parts, tops, totals,
+        *(x.stride(i) for x in pools for i in (0, 1)), table.stride(0), stride_parts,
+        options.scale, options.cap or 1.0, options.window, GROUP=group,
+        BLOCK_M=max(16, triton.next_power_of_2(group)), SHARED=shared, CAP=options.cap > 0,
+        num_stages=3, **same,
+    )  # fmt: skip
     if shared > 1:
-        _merge_kernel[(heads, len(q))](
-            o,
-            lse,
-            lengths,
-            options.sinks,
-            parts,
-            tops,
-            totals,
-            *(o.stride(i) for i in (0, 1)),
-            stride_parts,
-            options.window,
-            **same,
-        )
+        _merge_splits_kernel[(heads, len(q))](
+            o, lse, lengths, options.sinks, parts, tops, totals,
+            *(o.stride(i) for i in (0, 1)), stride_parts, options.window, **same,
+        )  # fmt: skip
     return o

@@ -46,28 +46,10 @@ def capped(s, scale, cap):
 
 @triton.jit
 def tiles(
-    top,
-    total,
-    acc,
-    q,
-    k_ptr,
-    v_ptr,
-    table_ptr,
-    stride_k,
-    stride_v,
-    lo,
-    hi,
-    position,
-    scale,
-    cap,
-    window,
-    D: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    MASKED: tl.constexpr,
-    WINDOW: tl.constexpr,
-    CAP: tl.constexpr,
-):
+    top, total, acc, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, lo, hi, position,
+    scale, cap, window, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
     """Take the tiles of keys lo to hi; lo is a multiple of BLOCK_S, and hi too unless MASKED.
 
     top [M], total [M, 16] (equal columns), acc [M, D]: maximum, sum and values so far.
@@ -109,6 +91,35 @@ def tiles(
 
 
 @triton.jit
+def one_split(
+    q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, lo, whole, late, hi, position,
+    scale, cap, window, M: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """Keys lo to hi of one split; every row sees those from ``whole`` to ``late``.
+
+    Returns maximum [M, 1], sum [M, 16] (equal columns) and values [M, D].
+    """
+    top = tl.full((M,), float("-inf"), tl.float32)
+    total = tl.zeros((M, 16), tl.float32)
+    acc = tl.zeros((M, BLOCK_D), tl.float32)
+    if WINDOW:
+        top, total, acc = tiles(
+            top, total, acc, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, lo, whole, position,
+            scale, cap, window, D, BLOCK_D, BLOCK_S, True, WINDOW, CAP,
+        )  # fmt: skip
+    top, total, acc = tiles(
+        top, total, acc, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, whole, late, position,
+        scale, cap, window, D, BLOCK_D, BLOCK_S, False, WINDOW, CAP,
+    )  # fmt: skip
+    top, total, acc = tiles(
+        top, total, acc, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, late, hi, position,
+        scale, cap, window, D, BLOCK_D, BLOCK_S, True, WINDOW, CAP,
+    )  # fmt: skip
+    return top[:, None], total, acc
+
+
+@triton.jit
 def merged(top, total, acc, top_s, total_s, acc_s):
     """What was merged so far, with the next split: tops [M, 1], totals [M, 1 or 16], acc [M, D]."""
     higher = tl.maximum(top, top_s)
@@ -123,3 +134,22 @@ def with_sink(top, total, acc, sink):
     higher = tl.maximum(top, sink)
     a = tl.exp2(top - higher)
     return higher, total * a + tl.exp2(sink - higher), acc * a
+
+
+@triton.jit
+def finish(
+    top, one, acc, t, h, valid, o_ptr, lse_ptr, sinks_ptr, stride_ot, stride_oh,
+    H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr,
+    LSE: tl.constexpr,
+):  # fmt: skip
+    """top, one [M, 1], acc [M, D] of tokens t [M] and heads h [M] -> o and lse, where valid."""
+    rd = tl.arange(0, BLOCK_D)
+    if SINKS:
+        sink = tl.load(sinks_ptr + h, mask=valid, other=0.0).to(tl.float32)[:, None]
+        top, one, acc = with_sink(top, one, acc, sink * 1.4426950408889634)
+    o = tl.div_rn(acc, one).to(o_ptr.dtype.element_ty)
+    at = o_ptr + t.to(tl.int64)[:, None] * stride_ot + h[:, None] * stride_oh + rd[None, :]
+    tl.store(at, o, mask=valid[:, None] & (rd < D)[None, :])
+    if LSE:
+        lse = (top + tl.log2(one)) * 0.6931471805599453
+        tl.store(lse_ptr + t.to(tl.int64)[:, None] * H + h[:, None], lse, mask=valid[:, None])

@@ -61,6 +61,8 @@ def disable() -> None:
         _overrides = None
     linear.install({})
     canary.stop()
+    for name in ("linear", "rows"):
+        proof.PROVEN.pop(name, None)
 
 
 def _warn_of_rejected(layers) -> None:

@@ -6,6 +6,7 @@ the canonical kernel: the same bits, slower.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,17 +38,24 @@ PLANS: dict[Shape, Plan] = {}
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """y[..., n] = sum_k x[..., k] * weight[n, k] + bias[n], for 2-D weight [N, K].
 
-    Strides of x never choose the kernel: rows that do not have stride 1 along K are copied first.
+    Strides and alignment of x never choose the kernel: rows that are not laid out as they were in
+    the proof are copied first. A weight that is not gets the canonical kernel.
     Raises ValueError on dtypes or shapes that the kernels do not hold.
     """
-    rows, (n, k) = x.reshape(-1, x.shape[-1]), weight.shape
-    if not len(rows) or not n:
-        return x.new_empty((*x.shape[:-1], n))
+    rows, (n, k) = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight.shape
     matmul.check_operands(rows, weight, bias)
-    rows = rows if rows.is_contiguous() else rows.contiguous()
+    if not rows.numel() or not n:
+        y = x.new_zeros((*x.shape[:-1], n))
+        return y if bias is None else y + bias
+    rows = rows if _as_proven(rows) else rows.clone(memory_format=torch.contiguous_format)
     plan = PLANS.get(Shape(n=n, k=k, dtype=x.dtype, bias=bias is not None))
-    run = matmul.matmul if plan is None or not weight.is_contiguous() else plan
+    run = matmul.matmul if plan is None or not _as_proven(weight) else plan
     return run(rows, weight, bias).view(*x.shape[:-1], n)
+
+
+def _as_proven(t: torch.Tensor) -> bool:
+    """Whether a matrix has no gaps and starts at a multiple of 16 bytes, as those of the proof."""
+    return t.is_contiguous() and t.data_ptr() % 16 == 0
 
 
 def install(plans: dict[Shape, Plan]) -> None:

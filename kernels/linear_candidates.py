@@ -85,7 +85,7 @@ def candidates(shape: Shape, *, deep_gemm: bool = False) -> tuple[Candidate, ...
     large = [_triton(_LARGE, (65, 1 << 30))] if _LARGE.shared_bytes(2) <= limit else []
     large.append(_triton(CANONICAL[2], (1, 1 << 30)))
     if torch.cuda.get_device_capability() >= (9, 0) and shape.n % 8 == 0 and shape.k % 8 == 0:
-        large += [_tma(tile) for tile in matmul_tma.TILES]
+        large += [_tma(t) for t in matmul_tma.TILES if matmul_tma.shared_bytes(t) <= limit]
     found = [Candidate(name="cublaslt", run=cublas.linear), *tiles, *large]
     if deep_gemm and _deep_gemm() is not None and shape.dtype == torch.bfloat16 and not shape.bias:
         if shape.n % 16 == 0 and shape.k % 64 == 0:

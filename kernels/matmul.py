@@ -121,7 +121,9 @@ def check_operands(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | N
     dtypes = {x.dtype, weight.dtype, *(() if bias is None else (bias.dtype,))}
     if len(dtypes) != 1 or x.dtype not in DTYPES:
         raise ValueError(f"the dtypes are {sorted(map(str, dtypes))}, expected one of {DTYPES}")
-    if weight.stride(1) != 1 or (bias is not None and bias.stride(0) != 1):
+    # An axis of one element, or of none, may have any stride.
+    gaps = n > 0 and k > 1 and weight.stride(1) != 1
+    if gaps or (bias is not None and n > 1 and bias.stride(0) != 1):
         raise ValueError(f"the weight has strides {weight.stride()}, expected 1 along K")
 
 
@@ -140,14 +142,15 @@ def matmul(
 ) -> torch.Tensor:
     """The linear layer of the header, with the canonical tile unless another is given.
 
-    ``out`` may be any [M, N] tensor of x's dtype with stride 1 along N. Raises ValueError on
-    shapes, dtypes or strides that the kernel does not hold.
+    ``out`` may be any [M, N] tensor of x's dtype, or of fp32, with stride 1 along N. Raises
+    ValueError on shapes, dtypes or strides that the kernel does not hold.
     """
     check_operands(x, weight, bias)
     x = rows_of(x)
     (m, k), n = x.shape, len(weight)
     y = x.new_empty((m, n)) if out is None else out
-    if y.shape != (m, n) or y.dtype != x.dtype or (n > 1 and y.stride(1) != 1):
+    held = y.dtype in (x.dtype, torch.float32) and (n == 1 or y.stride(1) == 1)
+    if y.shape != (m, n) or not held:
         raise ValueError(f"out is {tuple(y.shape)} {y.dtype}, expected {(m, n)} {x.dtype}")
     if not m or not n:
         return y

@@ -57,6 +57,11 @@ def _matmul_tma_kernel(
         y_desc.store([m0, n0], acc.to(y_desc.dtype))
 
 
+def shared_bytes(tile: Tile) -> int:
+    """Shared memory of the operands in flight and of the result, which leaves through it too."""
+    return tile.shared_bytes(2) + tile.m * tile.n * 2
+
+
 def holds(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether the kernel takes these operands: 16 bits, rows at multiples of 16 bytes."""
     aligned = all(t.stride(0) % 8 == 0 and t.data_ptr() % 16 == 0 for t in (x, weight))

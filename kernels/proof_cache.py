@@ -59,10 +59,10 @@ class ProofCache:
         try:
             entry = json.loads(self._path(layer).read_text(encoding="utf-8"))
             body, digest = entry["body"], entry["digest"]
+            of, result = (body["machine"], body["layer"]), body["result"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        valid = digest == _digest(body) and (body["machine"], body["layer"]) == (self._of, layer)
-        return body["result"] if valid else None
+        return result if digest == _digest(body) and of == (self._of, layer) else None
 
     def write(self, layer: dict[str, Any], result: dict[str, Any]) -> None:
         """Keep a result. A folder that cannot be written costs the next start its time only."""

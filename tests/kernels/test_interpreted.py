@@ -11,6 +11,10 @@ FILES = [
     "test_rms_norm.py",
     "test_log_softmax.py",
     "test_mean.py",
+    "test_matmul.py",
+    "test_matmul_tma.py",
+    "test_bmm.py",
+    "test_aten_cuda.py",
     "test_attention.py",
 ]
 

@@ -3,6 +3,8 @@
 The interpreter keeps a bf16 tensor as uint16 and hands that to numpy: a sum or product of bf16
 numbers is one of integers, and a conversion from fp32 drops the low half instead of rounding.
 `install` widens bf16 operands to fp32 and rounds each result back to the nearest, ties to even.
+It also adds the products of a dot in ascending order, as no BLAS promises to do, and lets an
+argument of a kernel bound a loop, which numpy 2.4 refuses.
 """
 
 from __future__ import annotations
@@ -29,14 +31,19 @@ def narrow(values: np.ndarray) -> np.ndarray:
 
 def install() -> None:
     """Correct the interpreter of this process. A second call changes nothing."""
+    from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterBuilder as Builder
 
-    for name in ("unary_op", "binary_op", "ternary_op", "create_fma", "create_dot"):
+    if not hasattr(Builder.create_dot, "__wrapped__"):
+        Builder.create_dot = _in_fp32(_ascending(Builder.create_dot))
+    for name in ("unary_op", "binary_op", "ternary_op", "create_fma"):
         original = getattr(Builder, name)
         if not hasattr(original, "__wrapped__"):
             setattr(Builder, name, _in_fp32(original))
     if not hasattr(Builder.cast_impl, "__wrapped__"):
         Builder.cast_impl = _rounded(Builder.cast_impl)
+    if not hasattr(interpreter._patch_lang_tensor, "__wrapped__"):
+        interpreter._patch_lang_tensor = _with_index(interpreter._patch_lang_tensor)
 
 
 def _in_fp32(original):
@@ -64,6 +71,23 @@ def _in_fp32(original):
     return op
 
 
+def _ascending(original):
+    """`create_dot` with one accumulator for each output, to which products are added one by one."""
+    from triton.runtime.interpreter import TensorHandle
+
+    @functools.wraps(original)
+    def create_dot(self, a, b, d, *rest):
+        if a.dtype.primitive_bitwidth == 8 or b.dtype.primitive_bitwidth == 8:
+            return original(self, a, b, d, *rest)
+        acc = d.data
+        left, right = a.data.astype(acc.dtype), b.data.astype(acc.dtype)
+        for k in range(left.shape[-1]):
+            acc = acc + left[..., k, None] * right[..., k, None, :]
+        return TensorHandle(acc, d.dtype.scalar)
+
+    return create_dot
+
+
 def _rounded(original):
     """`cast_impl` with correct conversions from and to bf16."""
     import triton.language as tl
@@ -78,3 +102,14 @@ def _rounded(original):
         return original(self, src, dst_type)
 
     return cast_impl
+
+
+def _with_index(original):
+    """`_patch_lang_tensor` after which a tensor of one element is a whole number for `range`."""
+
+    @functools.wraps(original)
+    def patch(tensor, scope):
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patch
