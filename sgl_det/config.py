@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 CARRIER = "SGL_DET_CONFIG"
+LINEAR_KERNELS = ("cublaslt", "deep_gemm", "triton")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,13 @@ class Config:
     # Filled in by the launcher once SGLang's own arguments are resolved.
     backend: str | None = None
     owner: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.linear and not self.linear.startswith(LINEAR_KERNELS):
+            raise ValueError(
+                f"no kernel for linear layers is named {self.linear!r}; the names begin with "
+                f"{', '.join(LINEAR_KERNELS)}"
+            )
 
     def with_backend(self, backend: str) -> Config:
         return replace(self, backend=backend)

@@ -94,6 +94,7 @@ def path_with(folder: str) -> dict[str, str]:
 
 
 EARLY = {
+    "unknown-linear-kernel": (["--det-linear", "cutlass"], {}, "cutlass"),
     "plugins": (["--model-path", "demo"], {"SGLANG_PLUGINS": "other"}, "SGLANG_PLUGINS"),
     "platform": (["--model-path", "demo"], {"SGLANG_PLATFORM": "npu"}, "SGLANG_PLATFORM"),
     "own-flag": (["--model-path", "demo", "--det-alow", "x"], {}, "--det-alow"),
