@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+from sgl_det.kernels.graph_timing import captured, replay_us
 
 ROUNDS, LEAST_US = 7, 250
 # Operands of this many bytes are not in the L2 cache when their turn comes again.
@@ -24,24 +24,10 @@ class Arm:
     def __init__(self, name: str, calls: Sequence[Callable[[], object]], mismatches: int):
         self.name, self.mismatches, self.calls = name, mismatches, len(calls)
         self.times: list[float] = []
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            calls[-1]()
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph, stream=stream):
-            for call in calls:
-                call()
+        self.graph = captured(calls)
 
     def measure(self, repeats: int) -> None:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(repeats):
-            self.graph.replay()
-        end.record()
-        end.synchronize()
-        self.times.append(start.elapsed_time(end) * 1e3 / repeats / self.calls)
+        self.times.append(replay_us(self.graph, repeats) / self.calls)
 
     @property
     def us(self) -> float:

@@ -1,14 +1,15 @@
 """PyTorch's matrix products and reductions on the GPU, in the orders of our kernels.
 
-Whatever a model calls ends here: mm, addmm, bmm, baddbmm, mv, most out forms, and through them
-linear, matmul and einsum; softmax, log_softmax and mean. Types that our kernels do not hold keep
-PyTorch's own kernel.
+Whatever a model calls ends here: mm, addmm, bmm, baddbmm, mv, addmv, softmax, log_softmax, mean,
+their forms that write into a tensor, and through them linear, matmul and einsum. Types that our
+kernels do not hold keep PyTorch's own kernel.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -16,8 +17,12 @@ from sgl_det.kernels import aten_reductions, cublas
 from sgl_det.kernels.linear import linear
 from sgl_det.kernels.matmul import DTYPES, matmul
 
-_NAMES = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "mm.out", "addmm.out", "bmm.out")
+_NAMES = ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv")
 _CUDA_ONLY = ("mm.dtype",)
+# The forms that write into a given tensor, and the operator whose result they write.
+_OUT = {f"{name}.out": name for name in ("mm", "addmm", "bmm", "baddbmm", "addmv")}
+_OUT |= {f"{name}.out": name for name in ("_softmax", "_log_softmax")} | {"mean.out": "mean.dim"}
+_IN_PLACE = {f"{name}_": name for name in ("addmm", "baddbmm", "addmv")}
 
 
 class Overrides:
@@ -29,6 +34,8 @@ class Overrides:
         self._theirs = {name: cublas.original(name, key) for name in names}
         ours = {name: getattr(self, f"_{name.replace('.', '_')}") for name in products}
         ours |= aten_reductions.implementations(self._theirs)
+        ours |= {form: partial(_write, ours[name]) for form, name in _OUT.items()}
+        ours |= {form: partial(_update, ours[name]) for form, name in _IN_PLACE.items()}
         self._library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Warning only once for all operators")
@@ -48,9 +55,6 @@ class Overrides:
             return self._theirs["mm"](a, b)
         return linear(a, _k_last(b))
 
-    def _mm_out(self, a, b, *, out):
-        return _into(out, self._mm(a, b))
-
     def _mm_dtype(self, a, b, out_dtype):
         if not _held(a, b) or out_dtype != torch.float32:
             return self._theirs["mm.dtype"](a, b, out_dtype)
@@ -64,18 +68,12 @@ class Overrides:
             return linear(a, _k_last(b), bias.contiguous())
         return _scaled(bias, linear(a, _k_last(b)), beta, alpha)
 
-    def _addmm_out(self, bias, a, b, *, beta=1, alpha=1, out):
-        return _into(out, self._addmm(bias, a, b, beta=beta, alpha=alpha))
-
     def _bmm(self, a, b):
         if not _held(a, b):
             return self._theirs["bmm"](a, b)
         from sgl_det.kernels.bmm import bmm
 
         return bmm(a, b)
-
-    def _bmm_out(self, a, b, *, out):
-        return _into(out, self._bmm(a, b))
 
     def _baddbmm(self, bias, a, b, *, beta=1, alpha=1):
         if not _held(a, b, bias):
@@ -108,7 +106,12 @@ def _scaled(bias, product, beta, alpha):
     return product if beta == 0 else product + (bias if beta == 1 else bias * beta)
 
 
-def _into(out: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def _write(function, *args, out: torch.Tensor, **kwargs) -> torch.Tensor:
+    value = function(*args, **kwargs)
     if out.shape != value.shape:
         out.resize_(value.shape)
     return out.copy_(value)
+
+
+def _update(function, target: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+    return target.copy_(function(target, *args, **kwargs))

@@ -6,10 +6,12 @@ Timing may change which kernel serves, never the bits: only proven kernels are t
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
+from sgl_det.kernels.graph_timing import captured, replay_us
 from sgl_det.kernels.linear_candidates import Candidate, Shape
 from sgl_det.kernels.linear_data import operands
 
@@ -28,12 +30,12 @@ class Timer:
 
     def fastest(self, candidates: Sequence[Candidate], m: int) -> tuple[str, float]:
         """(name, microseconds) of the fastest candidate for m rows."""
-        graphs = {c.name: self._captured(c, m) for c in candidates}
+        graphs = {c.name: captured(self._calls(c, m)) for c in candidates}
         times: dict[str, list[float]] = {name: [] for name in graphs}
         repeats = dict.fromkeys(graphs, 1)
         for i in range(ROUNDS + 1):
             for name, graph in graphs.items():
-                us = _replay(graph, repeats[name]) / self.copies
+                us = replay_us(graph, repeats[name]) / self.copies
                 if i:
                     times[name].append(us)
                 else:  # the first replay warms up and says how often to repeat
@@ -42,24 +44,5 @@ class Timer:
         name = min(found, key=found.get)
         return name, found[name]
 
-    def _captured(self, candidate: Candidate, m: int) -> torch.cuda.CUDAGraph:
-        x, stream = self.x[:m], torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            candidate.run(x, self.weights[0], self.bias)
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for weight in self.weights:
-                candidate.run(x, weight, self.bias)
-        return graph
-
-
-def _replay(graph: torch.cuda.CUDAGraph, repeats: int) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(repeats):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) * 1e3 / repeats
+    def _calls(self, candidate: Candidate, m: int) -> list[Callable[[], object]]:
+        return [partial(candidate.run, self.x[:m], weight, self.bias) for weight in self.weights]

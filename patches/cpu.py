@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from sgl_det.patch import Patch
+from sgl_det.patches.table import patches_of
 
-_REQUIRES = "sglang>=0.5.17,<0.5.18"
 _NATIVE = "sglang.srt.layers.attention.torch_native_backend:TorchNativeAttnBackend"
 _NO_SEAM = "none: torch_native has no place for another kernel"
 
@@ -286,15 +286,4 @@ _TABLE = (
 
 def patches() -> tuple[Patch, ...]:
     """The patches of a scheduler process that runs on a CPU."""
-    return tuple(
-        Patch(
-            name=f"cpu.{name}",
-            target=target,
-            requires=_REQUIRES,
-            fingerprints=(fingerprint,),
-            why=why,
-            upstream=upstream,
-            wrap=wrap,
-        )
-        for name, target, fingerprint, why, wrap, upstream in _TABLE
-    )
+    return patches_of("cpu", _TABLE)

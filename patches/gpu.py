@@ -11,8 +11,7 @@ from typing import Any
 
 from sgl_det.patch import Patch
 from sgl_det.patches import norms
-
-_REQUIRES = "sglang>=0.5.17,<0.5.18"
+from sgl_det.patches.table import patches_of
 
 
 def _linear(original):
@@ -113,15 +112,4 @@ _TABLE = (
 
 def patches() -> tuple[Patch, ...]:
     """The patches of a scheduler process that runs on a GPU, whatever its attention backend."""
-    return tuple(
-        Patch(
-            name=f"gpu.{name}",
-            target=target,
-            requires=_REQUIRES,
-            fingerprints=(fingerprint,),
-            why=why,
-            upstream=upstream,
-            wrap=wrap,
-        )
-        for name, target, fingerprint, why, wrap, upstream in _TABLE
-    )
+    return patches_of("gpu", _TABLE)

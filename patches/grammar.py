@@ -6,6 +6,7 @@ SGLang knows GPU kernels only, so on a CPU the first request with a grammar ends
 from __future__ import annotations
 
 from sgl_det.patch import Patch
+from sgl_det.patches.table import patches_of
 
 _BACKEND = "sglang.srt.constrained.xgrammar_backend"
 
@@ -30,30 +31,20 @@ def _applying(original):
 
 def patches() -> tuple[Patch, ...]:
     """The patches of a scheduler process on a CPU."""
-    return tuple(
-        Patch(
-            name=f"cpu.grammar.{name}",
-            target=f"{_BACKEND}:{target}",
-            requires="sglang>=0.5.17,<0.5.18",
-            fingerprints=(fingerprint,),
-            why=why,
-            upstream="none: SGLang masks logits on a GPU only",
-            wrap=wrap,
-        )
-        for name, target, fingerprint, why, wrap in (
-            (
-                "allocate",
-                "_allocate_token_bitmask",
-                "c0e34c6093ac",
-                "a mask is pinned memory upstream, which needs a GPU",
-                _allocating,
-            ),
-            (
-                "apply",
-                "XGrammarGrammar.apply_vocab_mask",
-                "08c954c8c4bb",
-                "each row is masked by itself, so the other rows' bits stay",
-                _applying,
-            ),
-        )
+    rows = (
+        (
+            "allocate",
+            f"{_BACKEND}:_allocate_token_bitmask",
+            "c0e34c6093ac",
+            "a mask is pinned memory upstream, which needs a GPU",
+            _allocating,
+        ),
+        (
+            "apply",
+            f"{_BACKEND}:XGrammarGrammar.apply_vocab_mask",
+            "08c954c8c4bb",
+            "each row is masked by itself, so the other rows' bits stay",
+            _applying,
+        ),
     )
+    return patches_of("cpu.grammar", rows, "none: SGLang masks logits on a GPU only")

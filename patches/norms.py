@@ -11,6 +11,7 @@ from functools import partial, wraps
 from typing import Any
 
 from sgl_det.patch import Patch
+from sgl_det.patches.table import patches_of
 
 # Norms whose fused kernel failed its proof, and which ours serves: (kind, width, dtype).
 _UNPROVEN_NORMS: set[tuple[str, int, Any]] = set()
@@ -86,22 +87,37 @@ def _random_rows(width: int, dtype: Any, seed: int) -> Any:
 
 
 def _check_norm(norm: Any, dtype: Any) -> str:
-    """Which kernel serves; raises RuntimeError where every one depends on the batch."""
-    found = _mismatch_of_norm(norm, dtype)
-    if not found:
-        return "fused"
     held = type(norm).__name__ == "RMSNorm" and not (
         norm.cast_x_before_out_mul or norm.variance_size_override is not None or norm.fp32_residual
     )
+    kind, check = ("rms", _width(norm), dtype), partial(_mismatch_of_norm, norm, dtype)
+    return _serving(f"{type(norm).__name__}", kind, held, check)
+
+
+def _check_qk_norm(attention: Any, dtype: Any) -> str:
+    norms = attention.q_norm, attention.k_norm
+    held = all(type(norm).__name__ == "RMSNorm" for norm in norms)
+    held = held and norms[0].variance_epsilon == norms[1].variance_epsilon
+    kind, check = ("qk", attention.head_dim, dtype), partial(_mismatch_of_qk_norm, attention, dtype)
+    return _serving("the norm of queries and keys", kind, held, check)
+
+
+def _serving(name: str, kind: tuple[str, int, Any], held: bool, check: Callable[[], str]) -> str:
+    """Which kernel serves: the fused one, or ours where it is ``held``.
+
+    Raises RuntimeError where a row depends on the others in every one.
+    """
+    fused = found = check()
+    if not fused:
+        return "fused"
     if held:
-        _UNPROVEN_NORMS.add(("rms", norm.hidden_size, dtype))
-        again = _mismatch_of_norm(norm, dtype)
-        if not again:
-            return f"sgl_det, because a row of the fused one depends on the others: {found}"
-        found = again
+        _UNPROVEN_NORMS.add(kind)
+        found = check()
+        if not found:
+            return f"sgl_det, because a row of the fused one depends on the others: {fused}"
     raise RuntimeError(
-        f"a row of {type(norm).__name__} ({_width(norm)} wide, {dtype}) depends on the others: "
-        f"{found}; expected equal bits; serve another model, or report it"
+        f"a row of {name} ({kind[1]} wide, {kind[2]}) depends on the others: {found}; expected "
+        f"equal bits; serve another model, or report it"
     )
 
 
@@ -113,24 +129,6 @@ def _mismatch_of_norm(norm: Any, dtype: Any) -> str:
     if not found and type(norm).__name__ in ("RMSNorm", "GemmaRMSNorm"):
         found = first_mismatch(norm.forward_cuda, (x, residual))
     return found
-
-
-def _check_qk_norm(attention: Any, dtype: Any) -> str:
-    """Which kernel serves; raises RuntimeError where every one depends on the batch."""
-    found = _mismatch_of_qk_norm(attention, dtype)
-    if not found:
-        return "fused"
-    plain = type(attention.q_norm).__name__ == type(attention.k_norm).__name__ == "RMSNorm"
-    if plain and attention.q_norm.variance_epsilon == attention.k_norm.variance_epsilon:
-        _UNPROVEN_NORMS.add(("qk", attention.head_dim, dtype))
-        again = _mismatch_of_qk_norm(attention, dtype)
-        if not again:
-            return f"sgl_det, because a row of the fused one depends on the others: {found}"
-        found = again
-    raise RuntimeError(
-        f"the norm of queries and keys ({attention.head_dim} wide, {dtype}) depends on other rows: "
-        f"{found}; expected equal bits; serve another model, or report it"
-    )
 
 
 def _mismatch_of_qk_norm(attention: Any, dtype: Any) -> str:
@@ -169,15 +167,4 @@ _TABLE = (
 
 def patches() -> tuple[Patch, ...]:
     """The patches of a scheduler process that runs on a GPU, whatever its attention backend."""
-    return tuple(
-        Patch(
-            name=f"norms.{name}",
-            target=target,
-            requires="sglang>=0.5.17,<0.5.18",
-            fingerprints=(fingerprint,),
-            why=why,
-            upstream=upstream,
-            wrap=wrap,
-        )
-        for name, target, fingerprint, why, wrap, upstream in _TABLE
-    )
+    return patches_of("norms", _TABLE)

@@ -6,6 +6,7 @@ from functools import wraps
 from typing import Any
 
 from sgl_det.patch import Patch
+from sgl_det.patches.table import patches_of
 
 
 def _ollama_options(original):
@@ -86,51 +87,41 @@ def patches() -> tuple[Patch, ...]:
     ollama = "sglang.srt.entrypoints.ollama.serving:OllamaServing"
     control = "sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin"
     detokenize = "sglang.srt.entrypoints.openai.serving_tokenize:OpenAIServingDetokenize"
-    return tuple(
-        Patch(
-            name=f"routes.{name}",
-            target=target,
-            requires="sglang>=0.5.17,<0.5.18",
-            fingerprints=(fingerprint,),
-            why=why,
-            upstream="none: SGLang answers 500, or its scheduler ends",
-            wrap=wrap,
-        )
-        for name, target, fingerprint, why, wrap in (
-            (
-                "ollama_seed",
-                f"{ollama}._convert_options_to_sampling_params",
-                "877f96a5d5e7",
-                "Ollama's seed is SGLang's sampling_seed",
-                _ollama_options,
-            ),
-            (
-                "ollama_chat",
-                f"{ollama}.handle_chat",
-                "1be7bbf7b260",
-                "a chat without messages is refused with a reason",
-                _ollama_chat,
-            ),
-            (
-                "detokenize",
-                f"{detokenize}._handle_non_streaming_request",
-                "a48213df9886",
-                "tokens outside the vocabulary are refused with a reason",
-                _detokenizing,
-            ),
-            (
-                "release",
-                f"{control}.release_memory_occupation",
-                "7cca5b467ee6",
-                "unknown tags, and a release while requests run, are refused with a reason",
-                _releasing,
-            ),
-            (
-                "resume",
-                f"{control}.resume_memory_occupation",
-                "defcddb4ea53",
-                "memory that was not released is not resumed",
-                _resuming,
-            ),
-        )
+    rows = (
+        (
+            "ollama_seed",
+            f"{ollama}._convert_options_to_sampling_params",
+            "877f96a5d5e7",
+            "Ollama's seed is SGLang's sampling_seed",
+            _ollama_options,
+        ),
+        (
+            "ollama_chat",
+            f"{ollama}.handle_chat",
+            "1be7bbf7b260",
+            "a chat without messages is refused with a reason",
+            _ollama_chat,
+        ),
+        (
+            "detokenize",
+            f"{detokenize}._handle_non_streaming_request",
+            "a48213df9886",
+            "tokens outside the vocabulary are refused with a reason",
+            _detokenizing,
+        ),
+        (
+            "release",
+            f"{control}.release_memory_occupation",
+            "7cca5b467ee6",
+            "unknown tags, and a release while requests run, are refused with a reason",
+            _releasing,
+        ),
+        (
+            "resume",
+            f"{control}.resume_memory_occupation",
+            "defcddb4ea53",
+            "memory that was not released is not resumed",
+            _resuming,
+        ),
     )
+    return patches_of("routes", rows, "none: SGLang answers 500, or its scheduler ends")

@@ -11,8 +11,8 @@ from functools import wraps
 from typing import Any
 
 from sgl_det.patch import Patch
+from sgl_det.patches.table import patches_of
 
-_REQUIRES = "sglang>=0.5.17,<0.5.18"
 _FATAL = "none: an exception in a message handler is fatal in SGLang"
 _logger = logging.getLogger(__name__)
 
@@ -78,32 +78,27 @@ def _filling(original):
 
 def patches() -> tuple[Patch, ...]:
     """The patches of a scheduler process."""
-    return (
-        Patch(
-            name="scheduler.answer",
-            target="sglang.utils:TypeBasedDispatcher.__call__",
-            requires=_REQUIRES,
-            fingerprints=("46eb1d2c22be",),
-            why="a control request that fails is answered, instead of ending the server",
-            upstream=_FATAL,
-            wrap=_guarding,
+    rows = (
+        (
+            "answer",
+            "sglang.utils:TypeBasedDispatcher.__call__",
+            "46eb1d2c22be",
+            "a control request that fails is answered, instead of ending the server",
+            _guarding,
         ),
-        Patch(
-            name="scheduler.queue",
-            target="sglang.srt.managers.scheduler:Scheduler.handle_generate_request",
-            requires=_REQUIRES,
-            fingerprints=("37161ac19f16",),
-            why="a request that cannot be queued is refused, instead of ending the server",
-            upstream=_FATAL,
-            wrap=_generating,
+        (
+            "queue",
+            "sglang.srt.managers.scheduler:Scheduler.handle_generate_request",
+            "37161ac19f16",
+            "a request that cannot be queued is refused, instead of ending the server",
+            _generating,
         ),
-        Patch(
-            name="scheduler.token_ids_logprob",
-            target="sglang.srt.layers.logprob_processor:get_token_ids_logprobs_raw",
-            requires=_REQUIRES,
-            fingerprints=("9c99e56b1a9a",),
-            why="a request without token_ids_logprob may share a batch with one that has them",
-            upstream=_FATAL,
-            wrap=_filling,
+        (
+            "token_ids_logprob",
+            "sglang.srt.layers.logprob_processor:get_token_ids_logprobs_raw",
+            "9c99e56b1a9a",
+            "a request without token_ids_logprob may share a batch with one that has them",
+            _filling,
         ),
     )
+    return patches_of("scheduler", rows, _FATAL)

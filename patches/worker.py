@@ -7,7 +7,9 @@ from functools import wraps
 from typing import Any, Protocol
 
 from sgl_det.patch import Patch
+from sgl_det.patches.table import patches_of
 
+_UPSTREAM = "none: SGLang's plugins can neither report at start-up nor follow the weights"
 _WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
 
 
@@ -22,36 +24,36 @@ class Observer(Protocol):
 def patches(observer: Observer | None) -> tuple[Patch, ...]:
     """The patches of every scheduler process, reporting to ``observer``."""
     scheduler = "sglang.srt.managers.scheduler:Scheduler"
-    return (
-        _patch(
+    rows = (
+        (
             "report_at_start",
             f"{scheduler}.get_init_info",
             "fec3326bf012",
             "the launcher sees what holds in the worker, after graph capture, before serving",
             _init_info(observer),
         ),
-        _patch(
+        (
             "report_on_request",
             f"{scheduler}.get_internal_state",
             "189b658bbc38",
             "GET /determinism is answered by the process that computes, not by the launcher",
             _internal_state(observer),
         ),
-        _patch(
+        (
             "weights_updated",
             f"{_WEIGHTS}._observe_weight_load",
             "ca0288c1cf3b",
             "every update from disk, tensor, broadcast or IPC renews the digest of the weights",
             _updating(observer),
         ),
-        _patch(
+        (
             "weights_resumed",
             f"{_WEIGHTS}.resume_memory_occupation",
             "78cc79ad9347",
             "weights that were released and restored are hashed again",
             _touching(observer),
         ),
-        _patch(
+        (
             "weights_checked",
             f"{_WEIGHTS}.check_weights",
             "9e9ddb83fbe3",
@@ -59,18 +61,7 @@ def patches(observer: Observer | None) -> tuple[Patch, ...]:
             _touching(observer),
         ),
     )
-
-
-def _patch(name: str, target: str, fingerprint: str, why: str, wrap) -> Patch:
-    return Patch(
-        name=f"worker.{name}",
-        target=target,
-        requires="sglang>=0.5.17,<0.5.18",
-        fingerprints=(fingerprint,),
-        why=why,
-        upstream="none: SGLang's plugins can neither report at start-up nor follow the weights",
-        wrap=wrap,
-    )
+    return patches_of("worker", rows, _UPSTREAM)
 
 
 def _init_info(observer):

@@ -64,6 +64,11 @@ PRODUCTS = {
     "bmm.out": lambda t: torch.bmm(t.A, t.B, out=t.out(L, M, N)),
     "baddbmm": lambda t: torch.baddbmm(t.C, t.A, t.B),
     "baddbmm scaled": lambda t: torch.baddbmm(t.C, t.A, t.B, beta=2, alpha=0.5),
+    "baddbmm.out": lambda t: torch.baddbmm(t.C, t.A, t.B, out=t.out(L, M, N)),
+    "addmm in place": lambda t: t.c.clone().addmm_(t.a, t.b, beta=0.5),
+    "baddbmm in place": lambda t: t.C.clone().baddbmm_(t.A, t.B, alpha=2),
+    "addmv in place": lambda t: t.rows.clone().addmv_(t.a, t.v),
+    "addmv.out": lambda t: torch.addmv(t.rows, t.a, t.v, out=t.out(M)),
     "mv": lambda t: torch.mv(t.a, t.v),
     "mv of one product": lambda t: torch.mv(t.a[:, :1], t.v[::2][:1]),
     "mv from the left": lambda t: t.v @ t.b,
@@ -78,6 +83,9 @@ REDUCTIONS = {
     "softmax in fp32": lambda t: torch.softmax(t.a, -1, dtype=torch.float32),
     "log_softmax": lambda t: t.A.log_softmax(-1),
     "log_softmax of columns": lambda t: t.a.t().log_softmax(0),
+    "softmax.out": lambda t: torch.softmax(t.a, -1, out=t.out(M, K)),
+    "log_softmax.out": lambda t: torch.log_softmax(t.a, -1, out=t.out(M, K)),
+    "mean.out": lambda t: torch.mean(t.a, -1, out=t.out(M)),
     "mean": lambda t: t.a.mean(-1),
     "mean of columns": lambda t: t.A.mean(1, keepdim=True),
     "mean of two axes": lambda t: t.A.mean((0, 2), keepdim=True),
@@ -260,7 +268,7 @@ FORBIDDEN = [False] * 4
 
 def kernels():
     """Which keys of PyTorch's dispatcher have a kernel of their own."""
-    names = (*aten_cuda._NAMES, *aten_reductions.NAMES)
+    names = (*aten_cuda._NAMES, *aten_reductions.NAMES, *aten_cuda._OUT, *aten_cuda._IN_PLACE)
     return [torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{n}", KEY) for n in names]
 
 

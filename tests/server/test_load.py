@@ -46,14 +46,14 @@ def _mixed(i: int) -> tuple[str, dict]:
     )[i % 5]
 
 
-def test_bits_do_not_change_under_200_mixed_requests(sgl_det_server):
-    url = sgl_det_server.url
-    before, during = _bits(url), []
+def _under_load(url: str, many: int) -> tuple[str, set[str]]:
+    """The subject's bits before, and every set of bits that it had during and after."""
+    before, found = _bits(url), []
     ended = threading.Event()
 
     def watch() -> None:
         while not ended.is_set():
-            during.append(_bits(url))
+            found.append(_bits(url))
 
     def send(i: int) -> int:
         route, body = _mixed(i)
@@ -61,9 +61,19 @@ def test_bits_do_not_change_under_200_mixed_requests(sgl_det_server):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    with ThreadPoolExecutor(MANY) as pool:
-        statuses = list(pool.map(send, range(MANY)))
+    with ThreadPoolExecutor(many) as pool:
+        statuses = list(pool.map(send, range(many)))
     ended.set()
     watcher.join()
-    assert statuses == [200] * MANY
-    assert during and set(during) == {before} and _bits(url) == before
+    assert statuses == [200] * many
+    return before, {*found, _bits(url)}
+
+
+def test_bits_do_not_change_under_200_mixed_requests(sgl_det_server):
+    before, during = _under_load(sgl_det_server.url, MANY)
+    assert during == {before}
+
+
+def test_control_stock_changes_under_load(stock_server):
+    before, during = _under_load(stock_server.url, 40)
+    assert during != {before}
