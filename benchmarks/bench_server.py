@@ -112,6 +112,7 @@ def main() -> int:
             server.stop()
     verdict = "bitwise" if report.passed else "diverged"
     result = {"gpu": about["numerics"]["gpu"], "model": args.model, "rounds": args.rounds}
+    result |= {"proof_s": about["kernels"]["seconds"]}
     result |= {"rows": rows(found, args.backend, verdict, about["key"])}
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     return int(not report.passed)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the linear and norm layers need from a GPU, each part with a time limit of its own:
-#   kernels_session.sh PART...   parts: tests linear shards norms deep_gemm server audit forced
+#   kernels_session.sh PART...   parts: tests linear shards norms deep_gemm proof server audit forced
 # Results go to $OUT (default: the working directory); a part that ends early keeps what it has.
 set -u
 out=${OUT:-.}
@@ -19,10 +19,11 @@ for part in "$@"; do
         run 150 python3 -W ignore benchmarks/bench_kernels.py --out "$out/linear-$dtype.jsonl" --dtype $dtype --skip deep_gemm --seconds 140
     done ;;
     shards) for dtype in bf16 fp16; do
-        run 150 python3 -W ignore benchmarks/bench_kernels.py --out "$out/shards-$dtype.jsonl" --dtype $dtype --tp 2,4,8 --skip deep_gemm --seconds 140
+        run 190 python3 -W ignore benchmarks/bench_kernels.py --out "$out/shards-$dtype.jsonl" --dtype $dtype --tp 2,4,8 --skip deep_gemm --seconds 180
     done ;;
     norms) run 130 python3 -W ignore benchmarks/bench_norms.py --out "$out/norms.jsonl" --dtype bf16,fp16 --seconds 120 ;;
     deep_gemm) run 130 python3 -W ignore benchmarks/bench_kernels.py --out "$out/deep_gemm.jsonl" --models qwen3-8b --rows 16,64,128,192,256,1024,8192 --only deep_gemm --seconds 110 ;;
+    proof) run 120 python3 -W ignore benchmarks/bench_proof.py --out "$out/proof.json" ;;
     server) run 300 python3 -W ignore benchmarks/bench_server.py --backend fa3 --rounds 5 --out "$out/server-fa3.json" ;;
     audit) for backend in fa3 triton flashinfer; do
         timeout 280 python3 -W ignore -m sgl_det.launch_server --det-audit "$out/audit-$backend.json" --model-path qwen3-8b \
@@ -31,7 +32,7 @@ for part in "$@"; do
     done
     wait
     tail -n 60 "$out"/audit-*.out ;;
-    forced) run 400 python3 -m pytest -p no:cacheprovider -q -m gpu tests/server/test_linear_gpu.py ;;
+    forced) run 400 python3 -m pytest -p no:cacheprovider -q -rA -m gpu --basetemp "$out/forced" tests/server/test_linear_gpu.py ;;
     *) echo "unknown part $part" >&2 ;;
     esac
 done

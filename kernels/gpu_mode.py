@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterable
 
 import torch
@@ -30,6 +31,7 @@ def enable(shapes: Iterable[Shape], rows_of: dict[str, Callable[[], str]]) -> No
     """
     global _overrides
     disable()
+    begun = time.monotonic()
     settings, shapes = proof.SETTINGS, sorted(set(shapes), key=lambda s: (s.n, s.k, s.bias))
     cache = ProofCache(settings.cache, machine()) if settings.cache else None
     with tqdm(total=len(shapes) + len(rows_of), desc="sgl_det: proving kernels", unit="") as bar:
@@ -51,6 +53,7 @@ def enable(shapes: Iterable[Shape], rows_of: dict[str, Callable[[], str]]) -> No
     canary.start(layers)
     _overrides = Overrides()
     torch.cuda.empty_cache()
+    proof.PROVEN["seconds"] = round(time.monotonic() - begun, 1)
 
 
 def disable() -> None:
@@ -61,7 +64,7 @@ def disable() -> None:
         _overrides = None
     linear.install({})
     canary.stop()
-    for name in ("linear", "rows"):
+    for name in ("linear", "rows", "seconds"):
         proof.PROVEN.pop(name, None)
 
 

@@ -54,14 +54,14 @@ def made(case: str, lengths=LENGTHS) -> tuple[Requests, Options]:
 def test_near_float64(case):
     requests, options = made(case)
     o, lse = requests.extend(options, requests.lengths)
-    # The weights are rounded to the dtype before they meet v; o is rounded once more.
+    # The weights are rounded to the dtype, for their sum as well; o is rounded once more.
     unit = {BF16: 2**-8, FP16: 2**-11}[requests.dtype]
     for b, n in enumerate(requests.lengths):
         for position in {0, n // 2, n - 1}:
             exact, exact_lse = requests.exact(options, b, position)
             wrong = (o[b][position].double() - exact).abs().max().item()
             assert wrong < 2 * unit * max(1.0, exact.abs().max().item()), (b, position)
-            assert (lse[b][position].double() - exact_lse).abs().max().item() < 2**-10
+            assert (lse[b][position].double() - exact_lse).abs().max().item() < unit / 2 + 2**-12
 
 
 @cases
