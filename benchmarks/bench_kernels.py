@@ -46,17 +46,23 @@ class Operands:
     def mismatches(self, candidate: Candidate, m: int) -> int:
         """Elements that differ from the canonical ones, on both kinds of data."""
         count = 0
-        for kind, (x, weight, _) in self.cases.items():
-            y, expected = candidate.run(x[:m], weight, None), self.expected[kind][:m]
-            count += int((y.view(torch.int16) != expected.view(torch.int16)).sum())
+        with _split_k(candidate):
+            for kind, (x, weight, _) in self.cases.items():
+                y, expected = candidate.run(x[:m], weight, None), self.expected[kind][:m]
+                count += int((y.view(torch.int16) != expected.view(torch.int16)).sum())
         return count
+
+
+def _split_k(candidate: Candidate):
+    """Only the baseline may split K."""
+    return cublas.no_split_k() if candidate.name != "default" else nullcontext()
 
 
 def _arm(candidate: Candidate, operands: Operands, m: int) -> Arm:
     x = operands.x[:m]
-    with cublas.no_split_k() if candidate.name != "default" else nullcontext():
+    with _split_k(candidate):
         calls = [partial(candidate.run, x, weight, None) for weight in operands.weights]
-        return Arm(candidate.name, calls, operands.mismatches(candidate, m))
+        return Arm(candidate.name, calls, partial(operands.mismatches, candidate, m))
 
 
 def _default(x, weight, bias):

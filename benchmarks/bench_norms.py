@@ -131,13 +131,17 @@ class Operands:
     def arm(self, name: str, before: int, m: int) -> Arm:
         run = KERNELS[name](self.norm, self.weight)
         check_near(run(*self.rows(8)), ours(self.norm, self.weight)(*self.rows(8)))
-        tried = [r for r in row_proof.ROWS if before < r < m]
-        differs = row_proof.first_mismatch(run, self.inputs, (*tried, m))
-        if differs:
-            sys.stdout.write(f"{name}: {differs}\n")
         count = copies(sum(t[:m].numel() * t.element_size() for t in self.inputs))
         calls = [partial(run, *self.rows(m)) for _ in range(count)]
-        return Arm(name, calls, int(bool(differs)))
+        return Arm(name, calls, partial(self.differs, name, run, before, m))
+
+    def differs(self, name: str, run: Run, before: int, m: int) -> int:
+        """1 where a row depends on the number of rows, else 0."""
+        tried = [r for r in row_proof.ROWS if before < r < m]
+        found = row_proof.first_mismatch(run, self.inputs, (*tried, m))
+        if found:
+            sys.stdout.write(f"{name}: {found}\n")
+        return int(bool(found))
 
     def rows(self, m: int) -> row_proof.Rows:
         """A copy of the first m rows."""

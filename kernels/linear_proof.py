@@ -8,14 +8,13 @@ first, in the middle and last among more. A kernel serves the buckets in which n
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from triton.runtime.errors import TritonError
 
-from sgl_det.kernels.linear_candidates import Candidate, Shape
+from sgl_det.kernels.linear_candidates import RAISED, Candidate, Shape
 from sgl_det.kernels.linear_data import KINDS, operands
 from sgl_det.kernels.matmul import matmul
 
@@ -23,8 +22,6 @@ from sgl_det.kernels.matmul import matmul
 EDGES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096, 8192)
 DENSE = 300  # every number of rows up to here is tried
 BETWEEN = 7  # and beyond, one fewer than this inside each bucket
-# What a kernel that does not hold a shape raises, in PyTorch, Triton or DeepGEMM: it is not proven.
-_RAISED = (RuntimeError, ValueError, TypeError, ArithmeticError, TritonError)
 LARGEST_RESULT = 1 << 29  # bytes: the rows of a wide layer are bounded by it
 
 
@@ -71,13 +68,18 @@ def prove(
     candidates: Iterable[Candidate],
     *,
     bucket_edges: Sequence[int],
+    wanted: Mapping[Candidate, Container[int]] | None = None,
     device: str = "cuda",
     dense: int = DENSE,
     reference=canonical,
 ) -> list[Verdict]:
-    """One verdict a candidate, over the numbers of rows for which it is offered."""
+    """One verdict a candidate, over the numbers of rows for which it is offered.
+
+    wanted   for each candidate the edges of the buckets in which to prove it; all by default
+    """
     rows, known = rows_to_try(bucket_edges, dense), tuple(candidates)
-    cases = {c: _cases(c, rows, bucket_edges) for c in known}
+    asked = wanted or dict.fromkeys(known, bucket_edges)
+    cases = {c: _cases(c, rows, bucket_edges, asked[c]) for c in known}
     found: dict[Candidate, dict[int, str]] = {c: {} for c in known}
     for kind in KINDS:
         data = operands(kind, shape, rows[-1], device)
@@ -88,9 +90,9 @@ def prove(
     return [_verdict(c, cases[c], found[c], bucket_edges) for c in known]
 
 
-def _cases(candidate: Candidate, rows, bucket_edges) -> list[tuple[int, int]]:
+def _cases(candidate: Candidate, rows, bucket_edges, wanted) -> list[tuple[int, int]]:
     """(number of rows, where they begin) of every case."""
-    tried = [m for m in rows if candidate.offered(m)]
+    tried = [m for m in rows if candidate.offered(m) and _bucket(m, bucket_edges) in wanted]
     return [(m, at) for m in tried for at in _places(m, rows[-1], bucket_edges)]
 
 
@@ -125,7 +127,7 @@ def _mismatches(
             continue
         try:
             y = candidate.run(x[at : at + m], weight, bias)
-        except _RAISED as error:
+        except RAISED as error:
             raised[bucket] = f"{m} rows: {_one_line(error)}"
             continue
         bad[i] = (_bits(y) != expected[at : at + m]).sum()
@@ -158,7 +160,7 @@ def one_case(shape: Shape, candidate: Candidate, rows: int, device: str = "cuda"
         y = candidate.run(x, weight, bias)
     except torch.OutOfMemoryError:
         raise
-    except _RAISED as error:
+    except RAISED as error:
         return f"{rows} rows: {_one_line(error)}"
     count = int((_bits(y) != expected).sum())
     differing = f"{count} of {y.numel()} elements differ at {rows} rows, cancelling data"

@@ -11,7 +11,8 @@ import torch
 
 from sgl_det.kernels import cublas, linear_proof
 from sgl_det.kernels.linear import Plan, plan
-from sgl_det.kernels.linear_candidates import Shape, candidates
+from sgl_det.kernels.linear_candidates import Candidate, Shape, candidates
+from sgl_det.kernels.linear_proof import Verdict
 from sgl_det.kernels.linear_timing import Timer
 from sgl_det.kernels.proof_cache import ProofCache
 
@@ -66,15 +67,19 @@ def _layer(shape: Shape, cache: ProofCache | None, most_rows: int, only: str) ->
 
 def _prove_and_time(shape: Shape, known, bucket_edges, only: str) -> dict[str, Any]:
     start = time.monotonic()
+    offered = {e: [c for c in known if c.offered(e) and c.offered(_least(e))] for e in bucket_edges}
     with cublas.no_split_k():
-        verdicts = linear_proof.prove(shape, known, bucket_edges=bucket_edges)
-        torch.cuda.empty_cache()
         timer = Timer(shape, bucket_edges[-1])
-        buckets = [_bucket(shape, known, edge, only, timer, verdicts) for edge in bucket_edges]
+        verdicts = _prove_the_fast(shape, offered, only, timer)
+        buckets = [_bucket(shape, edge, offered[edge], only, timer, verdicts) for edge in offered]
     del timer
     torch.cuda.empty_cache()
+    proven: dict[str, list[int]] = {}
+    for v in verdicts:
+        if v.rows:
+            proven[v.candidate] = sorted([*proven.get(v.candidate, ()), *v.rows])
     return {
-        "proven": {v.candidate: list(v.rows) for v in verdicts if v.rows},
+        "proven": proven,
         "rejected": {v.candidate: v.reason for v in verdicts if not v.proven},
         "cases": sum(v.cases for v in verdicts),
         "buckets": buckets,
@@ -82,18 +87,40 @@ def _prove_and_time(shape: Shape, known, bucket_edges, only: str) -> dict[str, A
     }
 
 
-def _bucket(shape: Shape, known, edge: int, only: str, timer, verdicts) -> dict[str, Any]:
+def _prove_the_fast(shape: Shape, offered, only: str, timer: Timer) -> list[Verdict]:
+    """Proofs of the kernels that are fast in a bucket; where none of them holds, of all others."""
+    fast = {e: timer.shortlist(_forced(some, only) or some, e) for e, some in offered.items()}
+    verdicts = _prove(shape, fast, tuple(offered))
+    unproven = [e for e in offered if not any(e in v.rows for v in verdicts)]
+    others = {e: [c for c in offered[e] if c not in fast[e]] for e in unproven}
+    return verdicts + _prove(shape, others, tuple(offered))
+
+
+def _prove(shape: Shape, of: dict[int, list[Candidate]], bucket_edges) -> list[Verdict]:
+    """Proofs of the candidates of some buckets, one verdict a candidate."""
+    wanted: dict[Candidate, set[int]] = {}
+    for edge, some in of.items():
+        for candidate in some:
+            wanted.setdefault(candidate, set()).add(edge)
+    if not wanted:
+        return []
+    return linear_proof.prove(shape, wanted, bucket_edges=bucket_edges, wanted=wanted)
+
+
+def _forced(candidates: list[Candidate], only: str) -> list[Candidate]:
+    return [c for c in candidates if c.name.startswith(only)]
+
+
+def _bucket(shape: Shape, edge: int, offered, only: str, timer, verdicts) -> dict[str, Any]:
     proven = {v.candidate for v in verdicts if edge in v.rows}
-    good = [c for c in known if c.name in proven]
-    offered = [c for c in good if c.offered(edge) and c.offered(_least(edge))]
-    forced = [c for c in offered if c.name.startswith(only)]
-    if not offered:
+    good = [c for c in offered if c.name in proven]
+    if not good:
         reasons = "; ".join(f"{v.candidate}: {v.reason}" for v in verdicts if v.reason)
         raise Unproven(
             f"no kernel is proven for the linear layer {shape.n}x{shape.k} ({shape.dtype}) at "
-            f"{edge} rows, expected one with the canonical bits ({reasons})"
+            f"{edge} rows, expected one with the canonical bits ({reasons or 'none is offered'})"
         )
-    name, us = timer.fastest(forced or offered, edge)
+    name, us = timer.fastest(_forced(good, only) or good, edge)
     return {"rows": edge, "kernel": name, "us": round(us, 2)}
 
 

@@ -1,4 +1,4 @@
-"""Linear layer for many rows:  y[m, n] = sum_k x[m, k] * w[n, k] + bias[n], persistent, with TMA
+"""Linear layer with TMA, for many rows or few columns:  y[m, n] = sum_k x[m, k] * w[n, k] + bias[n]
 
 Shapes      x [M, K]   w [N, K]   bias [N]   y [M, N]
 Dtypes      x, w, bias, y: bf16 | fp16, all the same; fp32 accumulator, one rounding on store
@@ -21,6 +21,9 @@ TILES = (
     Tile(m=128, n=128, k=64, warps=8, stages=4),
     Tile(m=64, n=256, k=64, warps=4, stages=4),
 )
+# For layers so narrow that few programs have work: a tile of few columns, fetched without the help
+# of the threads that multiply.
+NARROW = (Tile(m=64, n=16, k=256, stages=4), Tile(m=64, n=32, k=256, stages=4))
 
 
 @triton.jit(do_not_specialize=["M"])

@@ -20,6 +20,7 @@ import triton
 # What decides a kernel's bits or which kernels there are; a change voids what was proven.
 _SOURCES = (
     "cublas.py",
+    "cublaslt.py",
     "graph_timing.py",
     "linear_candidates.py",
     "linear_data.py",

@@ -46,9 +46,14 @@ class Timer:
     """Kernels take as many microseconds as `speeds` says."""
 
     speeds: dict[str, float] = {}
+    short = 4
 
     def __init__(self, shape, most_rows):
         self.rows = most_rows
+
+    def shortlist(self, candidates, m):
+        assert 1 <= m <= self.rows
+        return sorted(candidates, key=lambda c: self.speeds[c.name])[: self.short]
 
     def fastest(self, candidates, m):
         assert 1 <= m <= self.rows
@@ -56,11 +61,12 @@ class Timer:
         return name, self.speeds[name]
 
 
-def on_cpu(monkeypatch, speeds, known=None):
+def on_cpu(monkeypatch, speeds, known=None, short=4):
     """Let `linear_setup` choose among kernels of this file; returns what it was asked.
 
     speeds   microseconds by name
     known    the kernels that there are
+    short    how many of them a quick look keeps
     """
     asked = SimpleNamespace(proofs=0, deep_gemm=[], known=list(known or ()))
 
@@ -72,8 +78,9 @@ def on_cpu(monkeypatch, speeds, known=None):
         asked.proofs += 1
         return _prove(*args, device="cpu", reference=twin, dense=3, **kwargs)
 
+    about = {"speeds": speeds, "short": short}
     monkeypatch.setattr(linear_setup, "candidates", candidates)
-    monkeypatch.setattr(linear_setup, "Timer", type("Timed", (Timer,), {"speeds": speeds}))
+    monkeypatch.setattr(linear_setup, "Timer", type("Timed", (Timer,), about))
     monkeypatch.setattr(linear_proof, "prove", prove)
     monkeypatch.setattr(linear_proof, "canonical", twin)
     monkeypatch.setattr(linear_proof, "one_case", functools.partial(_one_case, device="cpu"))

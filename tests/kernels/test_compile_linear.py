@@ -18,6 +18,7 @@ from sgl_det.kernels.matmul import CANONICAL, Tile
 from .compile_targets import ARCHS, SHARED_KIB, Case
 
 TILES = [*(t for *_, t in linear_candidates._SMALL), linear_candidates._LARGE]
+TMA = (*matmul_tma.TILES, *matmul_tma.NARROW)
 SIZES = {"bf16": 2, "fp16": 2, "fp32": 4}
 # The compiler needs a little beyond the operands in flight: barriers, and a tile of the bias.
 SLACK = 1024
@@ -118,7 +119,7 @@ def test_tile_needs_what_it_says(tile):
 
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("tile", matmul_tma.TILES, ids=name)
+@pytest.mark.parametrize("tile", TMA, ids=name)
 def test_tma_tile_needs_what_it_says(tile, bias):
     built = tma(tile, bias=bias).compile_for(90)
     assert built.shared <= matmul_tma.shared_bytes(tile) + SLACK
@@ -129,7 +130,7 @@ def test_tma_tile_needs_what_it_says(tile, bias):
 
 @pytest.mark.parametrize("arch", [100, 120], ids=lambda arch: f"sm_{arch}")
 def test_tma_compiles_for_later_gpus(arch):
-    smallest = min(matmul_tma.TILES, key=matmul_tma.shared_bytes)
+    smallest = min(TMA, key=matmul_tma.shared_bytes)
     built = tma(smallest).compile_for(arch)
     assert built.shared <= matmul_tma.shared_bytes(smallest) + SLACK
 
@@ -173,6 +174,7 @@ def gpu(monkeypatch):
         memory = SimpleNamespace(shared_memory_per_block_optin=SHARED_KIB[arch] * 1024)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: divmod(arch, 10))
+        monkeypatch.setattr(linear_candidates.cublaslt, "algorithms", lambda *shape: ())
 
     return be
 
@@ -183,9 +185,7 @@ def offered(dtype=torch.bfloat16, n=4096, k=4096):
 
 # The tiles by the names of their candidates, with the shared memory of each.
 NEEDS = {t.name: t.shared_bytes(2) for t in (*TILES, CANONICAL[2])}
-NEEDS |= {
-    t.name.replace("triton", "triton tma"): matmul_tma.shared_bytes(t) for t in matmul_tma.TILES
-}
+NEEDS |= {t.name.replace("triton", "triton tma"): matmul_tma.shared_bytes(t) for t in TMA}
 
 
 @pytest.mark.parametrize("arch", ARCHS, ids=lambda arch: f"sm_{arch}")
@@ -198,6 +198,18 @@ def test_what_does_not_fit_is_not_offered(arch, gpu):
     # Whatever the number of rows, one of our own kernels is there.
     for m in (1, 8, 9, 16, 33, 64, 65, 128, 300, 8192):
         assert any(c.offered(m) for name, c in found.items() if name.startswith("triton"))
+
+
+def test_algorithms_of_cublaslt_are_offered_for_few_rows(gpu, monkeypatch):
+    gpu(90)
+    shape, asked = (4096, 4096, torch.bfloat16, False), []
+    known = (SimpleNamespace(name="cublaslt 1.2"),)
+    monkeypatch.setattr(
+        linear_candidates.cublaslt, "algorithms", lambda *of: asked.append(of) or known
+    )
+    found = offered()["cublaslt 1.2"]
+    assert found.run is known[0] and found.offered(512) and not found.offered(513)
+    assert asked[0][:4] == shape and asked[0][4][-1] == 512
 
 
 def test_tma_is_offered_where_rows_are_aligned(gpu):

@@ -44,8 +44,8 @@ def names(layer):
 def layer_of(monkeypatch, split_k):
     """Set one layer up with these kernels: a function of them."""
 
-    def layer(*known, most_rows=8, cache=None, only="", shape=SHAPE):
-        asked = on_cpu(monkeypatch, SPEEDS, known)
+    def layer(*known, most_rows=8, cache=None, only="", shape=SHAPE, short=4):
+        asked = on_cpu(monkeypatch, SPEEDS, known, short)
         found = set_up([shape], cache=cache, most_rows=most_rows, only=only)
         assert asked.deep_gemm == [only.startswith("deep")] and all(split_k)
         return found[shape]
@@ -97,8 +97,22 @@ def test_a_layer_that_nobody_computes_right_is_refused(layer_of, split_k):
         layer_of(kernel("wrong", halves), kernel("few", rows=(100, 200)))
     text = str(error.value)
     assert "the linear layer 16x64 (torch.float16) at 1 rows" in text
-    assert "wrong: " in text and "elements differ" in text and "few: not offered" in text
+    assert "wrong: " in text and "elements differ" in text
     assert split_k == [True]
+
+
+def test_only_fast_kernels_are_proven(layer_of):
+    report = layer_of(SLOW, FAST, short=1).report
+    assert report["proven"] == {"fast": [1, 2, 4, 8]} and not report["rejected"]
+
+
+def test_slow_kernels_are_proven_where_no_fast_one_is(layer_of):
+    """`wrong` is the fastest of all; at 8 rows alone it is not proven, and `slow` serves."""
+    bad = wrong_where(lambda rows, at: rows == 8)
+    layer = layer_of(SLOW, kernel("wrong", bad), short=1)
+    assert names(layer) == ["wrong"] * 3 + ["slow"]
+    assert layer.report["proven"] == {"wrong": [1, 2, 4], "slow": [8]}
+    assert list(layer.report["rejected"]) == ["wrong"]
 
 
 def test_a_bucket_that_nobody_computes_right_is_refused(layer_of):

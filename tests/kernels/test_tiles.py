@@ -59,7 +59,7 @@ def test_tile_has_the_canonical_bits(layer, tile):
 
 
 @pytest.mark.skipif(OLD, reason="needs a GPU with TMA, sm_90 or later")
-@pytest.mark.parametrize("tile", matmul_tma.TILES, ids=lambda t: t.name)
+@pytest.mark.parametrize("tile", [*matmul_tma.TILES, *matmul_tma.NARROW], ids=lambda t: t.name)
 def test_tma_tile_has_the_canonical_bits(layer, tile):
     data, expected = layer
     assert_same_bits(
