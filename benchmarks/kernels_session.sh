@@ -16,7 +16,7 @@ for part in "$@"; do
         tail -qn 2 "$out"/test_*.out
         tar cJf "$out/tests.tar.xz" -C "$out" $(cd "$out" && ls test_*.out) && rm "$out"/test_*.out ;;
     linear) for dtype in bf16 fp16; do
-        run 150 python3 -W ignore benchmarks/bench_kernels.py --out "$out/linear-$dtype.jsonl" --dtype $dtype --skip deep_gemm --seconds 140
+        run 120 python3 -W ignore benchmarks/bench_kernels.py --out "$out/linear-$dtype.jsonl" --dtype $dtype --skip deep_gemm --seconds 110
     done ;;
     shards) for dtype in bf16 fp16; do
         run 190 python3 -W ignore benchmarks/bench_kernels.py --out "$out/shards-$dtype.jsonl" --dtype $dtype --tp 2,4,8 --skip deep_gemm --seconds 180
