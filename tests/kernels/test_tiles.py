@@ -78,6 +78,17 @@ def test_tiles_of_other_dtypes(dtype):
                 assert_bitwise_equal(y, expected[:m], f"{tile.name}, {m} rows")
 
 
+@shapes
+@pytest.mark.parametrize("m", [1, 64, 3000])
+def test_error_is_not_above_that_of_pytorch(n, k, m):
+    """Root mean square against float64; the rounding of the result is nearly all of it."""
+    x, weight, _ = operands("realistic", Shape(n=n, k=k, dtype=torch.bfloat16), m, "cuda")
+    exact = x.double() @ weight.double().t()
+    ours, theirs = matmul(x, weight), torch.nn.functional.linear(x, weight)
+    errors = [(y.double() - exact).square().mean().sqrt().item() for y in (ours, theirs)]
+    assert errors[0] < 1.01 * errors[1], errors
+
+
 def split_k(x, weight, bias):
     """As a library that splits K over more programs when it has few rows."""
     if len(x) > 2:
