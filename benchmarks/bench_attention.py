@@ -21,7 +21,7 @@ import torch
 from case_file import CaseFile
 from graph_timing import Arm, in_turn
 
-from sgl_det.kernels.attention import Options, attention
+from sgl_det.kernels.attention import Launch, Options, attention
 from sgl_det.kernels.attention_decode import Work, decode_attention
 from sgl_det.kernels.proof_cache import machine
 
@@ -30,6 +30,7 @@ SHAPES = {"qwen3-8b": (32, 8, 128), "qwen2.5-7b": (28, 4, 128), "llama-3.2-1b": 
 DECODE = [(b, n) for b in (1, 4, 16, 64, 256) for n in (512, 2048, 8192, 32768)]
 PREFILL = [(8, 1024), (2, 4096), (1, 16384)]
 SHARED = (1, 2, 4, 8, 16, 33, 64)
+LAUNCHES = {"128 rows": Launch(128, 8, 3), "64 rows": Launch(64, 4, 3)}
 FIELDS = ("op", "m", "n", "k", "dtype", "tp", "shape")
 
 
@@ -53,9 +54,9 @@ class Case:
         pools = (self.k, self.v, self.table, self.rows, self.lengths)
         return decode_attention(last, *pools, self.options, work=work, shared=shared)
 
-    def prefill(self, block_m: int) -> torch.Tensor:
+    def prefill(self, launch: Launch | None) -> torch.Tensor:
         pools = (self.k, self.v, self.table, self.rows, self.starts, self.lengths)
-        return attention(self.q, *pools, self.new, self.options, block_m=block_m)
+        return attention(self.q, *pools, self.new, self.options, launch=launch)
 
     def upstream_decode(self):
         """A call of SGLang's decode kernel, with the splits that normal mode chooses."""
@@ -86,31 +87,42 @@ class Case:
         return partial(extend_attention_fwd, *args, self.new, 1.0, 1.0, sm_scale=scale)
 
 
+def _not_ours() -> int:
+    return 0
+
+
 def differing(a: torch.Tensor, b: torch.Tensor) -> int:
     return int((a.view(torch.int16) != b.view(torch.int16)).sum())
+
+
+def _decode_differs(call, expected: torch.Tensor) -> int:
+    return differing(call(), expected)
 
 
 def measure_decode(case: Case) -> dict:
     expected = case.decode(1, None)
     work = Work.allocate(case.m, case.heads, case.n, case.d, "cuda")
     repeat = max(1, min(16, 100_000_000 // (case.m * case.n * case.groups * case.d * 4)))
-    arms = {"upstream": lambda: Arm("upstream", [case.upstream_decode()] * repeat, 0)}
+    arms = {"upstream": lambda: Arm("upstream", [case.upstream_decode()] * repeat, _not_ours)}
     for shared in SHARED:
         if shared == 1 or shared * case.m * case.groups <= 4096:
             call = partial(case.decode, shared, work)
-            bad = differing(call(), expected)
-            arms[f"shared {shared}"] = partial(Arm, f"shared {shared}", [call] * repeat, bad)
+            differs = partial(_decode_differs, call, expected)
+            arms[f"shared {shared}"] = partial(Arm, f"shared {shared}", [call] * repeat, differs)
     return in_turn(arms)
 
 
 def measure_prefill(case: Case) -> dict:
     expected = case.decode(1, None)
-    arms = {"upstream": lambda: Arm("upstream", [case.upstream_prefill()] * 2, 0)}
-    for block_m in (64, 128):
-        call = partial(case.prefill, block_m)
-        bad = differing(call()[case.new - 1 :: case.new].contiguous(), expected)
-        arms[f"{block_m} rows"] = partial(Arm, f"{block_m} rows", [call] * 2, bad)
+    arms = {"upstream": lambda: Arm("upstream", [case.upstream_prefill()] * 2, _not_ours)}
+    for name, launch in LAUNCHES.items():
+        call = partial(case.prefill, launch)
+        arms[name] = partial(Arm, name, [call] * 2, partial(_prefill_differs, case, call, expected))
     return in_turn(arms)
+
+
+def _prefill_differs(case: Case, call, expected: torch.Tensor) -> int:
+    return differing(call()[case.new - 1 :: case.new].contiguous(), expected)
 
 
 def main() -> int:

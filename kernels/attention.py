@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from sgl_det.kernels import attention_order as order
-from sgl_det.kernels.attention_order import finish, merged, one_split
+from sgl_det.kernels.attention_order import empty, finish, merged, some_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,15 @@ class Options:
     cap: float = 0.0
     window: int = -1
     sinks: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How a launch is cut up: rows a program, warps, tiles in flight. Any choice, the same bits."""
+
+    rows: int
+    warps: int
+    stages: int
 
 
 @triton.jit(do_not_specialize=["window"])
@@ -68,19 +77,26 @@ def _attention_kernel(
         begin = tl.maximum(lowest - window, 0) // BLOCK_S * BLOCK_S
         full_lo = tl.cdiv(tl.maximum(highest - window, 0), BLOCK_S) * BLOCK_S
         full_hi = tl.maximum(full_hi, full_lo)
-    top = tl.full((BLOCK_M, 1), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_M, 16), tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for split in range(begin // SPLIT, tl.cdiv(highest + 1, SPLIT)):
-        lo = tl.maximum(split * SPLIT, begin)
-        hi = tl.minimum(split * SPLIT + SPLIT, highest + 1)
-        whole = tl.minimum(tl.maximum(full_lo, lo), hi)
-        late = tl.minimum(tl.maximum(full_hi, whole), hi)
-        top_s, total_s, acc_s = one_split(
-            q, k_at, v_at, table, stride_ks, stride_vs, lo, whole, late, hi, old + t,
-            scale, cap, window, BLOCK_M, D, BLOCK_D, BLOCK_S, WINDOW, CAP,
+    top, total, acc = empty(BLOCK_M, BLOCK_D)
+    top_s, total_s, acc_s = empty(BLOCK_M, BLOCK_D)
+    hi = highest + 1
+    if WINDOW:
+        top, total, acc, top_s, total_s, acc_s = some_tiles(
+            top, total, acc, top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs,
+            begin, tl.minimum(full_lo, hi), hi, old + t, scale, cap, window,
+            BLOCK_M, D, BLOCK_D, BLOCK_S, SPLIT, True, WINDOW, CAP,
         )  # fmt: skip
-        top, total, acc = merged(top, total, acc, top_s, total_s, acc_s)
+    top, total, acc, top_s, total_s, acc_s = some_tiles(
+        top, total, acc, top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs,
+        full_lo, full_hi, hi, old + t, scale, cap, window,
+        BLOCK_M, D, BLOCK_D, BLOCK_S, SPLIT, False, WINDOW, CAP,
+    )  # fmt: skip
+    top, total, acc, top_s, total_s, acc_s = some_tiles(
+        top, total, acc, top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs,
+        full_hi, hi, hi, old + t, scale, cap, window,
+        BLOCK_M, D, BLOCK_D, BLOCK_S, SPLIT, True, WINDOW, CAP,
+    )  # fmt: skip
+    top, total, acc = merged(top, total, acc, top_s, total_s, acc_s)
     finish(
         top, tl.max(total, axis=1)[:, None], acc, start + t, h, r < new * GROUP, o_ptr, lse_ptr,
         sinks_ptr, stride_ot, stride_oh, H, D, BLOCK_D, SINKS, LSE,
@@ -100,20 +116,19 @@ def attention(
     *,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
-    block_m: int | None = None,
+    launch: Launch | None = None,
 ) -> torch.Tensor:
     """The attention of the header; ``most_new``: the most new tokens of one request.
 
-    ``block_m`` rows a program, any choice gives the same bits. Raises ValueError on shapes, dtypes
-    or strides that the kernel does not hold.
+    Raises ValueError on shapes, dtypes or strides that the kernel does not hold.
     """
     heads, d = check(q, k_pool, v_pool)
     o = torch.empty_like(q) if out is None else out
     group = heads // k_pool.shape[1]
     if not len(q):
         return o
-    block_m = block_m or _block_m(most_new * group, d)
-    grid = (triton.cdiv(most_new * group, block_m), k_pool.shape[1], len(lengths))
+    launch = launch or _launch(most_new * group, d)
+    grid = (triton.cdiv(most_new * group, launch.rows), k_pool.shape[1], len(lengths))
     _attention_kernel[grid](
         q,
         k_pool,
@@ -134,24 +149,25 @@ def attention(
         GROUP=group,
         D=d,
         BLOCK_D=triton.next_power_of_2(d),
-        BLOCK_M=block_m,
+        BLOCK_M=launch.rows,
         BLOCK_S=order.BLOCK_S,
         SPLIT=order.SPLIT,
         WINDOW=options.window >= 0,
         CAP=options.cap > 0,
         SINKS=options.sinks is not None,
         LSE=lse is not None,
-        num_warps=8 if block_m * triton.next_power_of_2(d) > 64 * 128 else 4,
-        num_stages=2,
+        num_warps=launch.warps,
+        num_stages=launch.stages,
         enable_fp_fusion=False,
     )
     return o
 
 
-def _block_m(rows: int, d: int) -> int:
-    """Rows a program, from the most rows of a request."""
+def _launch(rows: int, d: int) -> Launch:
+    """A launch for requests of at most so many rows."""
     largest = 128 if d <= 128 else 64
-    return min(largest, max(16, triton.next_power_of_2(rows)))
+    m = min(largest, max(16, triton.next_power_of_2(rows)))
+    return Launch(m, 8 if m * triton.next_power_of_2(d) > 64 * 128 else 4, 3)
 
 
 def check(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> tuple[int, int]:

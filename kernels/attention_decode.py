@@ -20,7 +20,9 @@ import triton.language as tl
 
 from sgl_det.kernels import attention_order as order
 from sgl_det.kernels.attention import Options, check
-from sgl_det.kernels.attention_order import finish, merged, one_split
+from sgl_det.kernels.attention_order import empty, finish, merged, one_tile
+
+_AT_ONCE = 16  # splits that a program of the merge loads together
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +42,14 @@ class Work:
         return cls(parts, *torch.empty((2, *shape), dtype=torch.float32, device=device))
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["window", "shared"])
 def _decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, table_ptr, rows_ptr, lengths_ptr, sinks_ptr,
     parts_ptr, tops_ptr, totals_ptr,
     stride_qt, stride_qh, stride_ks, stride_kg, stride_vs, stride_vg, stride_ot, stride_oh,
-    stride_table, stride_parts, scale, cap, window,
+    stride_table, stride_parts, scale, cap, window, shared,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, SPLIT: tl.constexpr, SHARED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
     g, b, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -63,29 +65,31 @@ def _decode_attention_kernel(
     position = tl.zeros((BLOCK_M,), tl.int32) + length - 1
     table = table_ptr + tl.load(rows_ptr + b).to(tl.int64) * stride_table
     k_at, v_at = k_ptr + g * stride_kg, v_ptr + g * stride_vg
-    top = tl.full((BLOCK_M, 1), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK_M, 16), tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for split in range(first + share, last, SHARED):
-        lo = tl.maximum(split * SPLIT, begin)
-        hi = tl.minimum(split * SPLIT + SPLIT, length)
-        late = tl.maximum(hi // BLOCK_S * BLOCK_S, lo)
-        # Every key is seen, but for the first tile of a window and the end of the last tile.
-        whole = tl.minimum(lo + BLOCK_S, late) if WINDOW else lo
-        top_s, total_s, acc_s = one_split(
-            q, k_at, v_at, table, stride_ks, stride_vs, lo, whole, late, hi, position,
-            scale, cap, window, BLOCK_M, D, BLOCK_D, BLOCK_S, WINDOW, CAP,
+    # The splits of this program, and the tiles of all of them but those before and behind the keys.
+    mine = tl.cdiv(last - first - share, shared)
+    final = first + share + (mine - 1) * shared
+    behind = tl.maximum(final * SPLIT + SPLIT - length, 0) // BLOCK_S
+    before = tl.maximum(begin - (first + share) * SPLIT, 0) // BLOCK_S
+    top, total, acc = empty(BLOCK_M, BLOCK_D)
+    top_s, total_s, acc_s = empty(BLOCK_M, BLOCK_D)
+    for i in range(before, mine * (SPLIT // BLOCK_S) - behind):
+        split = first + share + i // (SPLIT // BLOCK_S) * shared
+        here = split * SPLIT + i % (SPLIT // BLOCK_S) * BLOCK_S
+        top_s, total_s, acc_s = one_tile(
+            top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs, here, length,
+            position, scale, cap, window, D, BLOCK_D, BLOCK_S, True, WINDOW, CAP,
         )  # fmt: skip
-        if SHARED == 1 or last - first == 1:
+        if (here + BLOCK_S) % SPLIT == 0 or here + BLOCK_S >= length:
+            if PARTS:
+                kept = valid & (last - first > 1)
+                at = b.to(tl.int64) * stride_parts + h * (stride_parts // H) + split
+                part = parts_ptr + at[:, None] * D + rd[None, :]
+                tl.store(part, acc_s, mask=kept[:, None] & (rd < D)[None, :])
+                tl.store(tops_ptr + at, top_s, mask=kept)
+                tl.store(totals_ptr + at, tl.max(total_s, axis=1), mask=kept)
             top, total, acc = merged(top, total, acc, top_s, total_s, acc_s)
-        if SHARED > 1:
-            kept = valid & (last - first > 1)
-            at = b.to(tl.int64) * stride_parts + h * (stride_parts // H) + split
-            part = parts_ptr + at[:, None] * D + rd[None, :]
-            tl.store(part, acc_s, mask=kept[:, None] & (rd < D)[None, :])
-            tl.store(tops_ptr + at, tl.max(top_s, axis=1), mask=kept)
-            tl.store(totals_ptr + at, tl.max(total_s, axis=1), mask=kept)
-    if SHARED == 1 or last - first == 1:
+            top_s, total_s, acc_s = empty(BLOCK_M, BLOCK_D)
+    if not PARTS or last - first == 1:
         finish(
             top, tl.max(total, axis=1)[:, None], acc, b + rm * 0, h, valid, o_ptr, lse_ptr,
             sinks_ptr, stride_ot, stride_oh, H, D, BLOCK_D, SINKS, LSE,
@@ -98,6 +102,7 @@ def _merge_splits_kernel(
     stride_ot, stride_oh, stride_parts, window,
     H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
     SPLIT: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
+    AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     head, b = tl.program_id(0), tl.program_id(1)
     length = tl.load(lengths_ptr + b).to(tl.int32)
@@ -106,16 +111,20 @@ def _merge_splits_kernel(
     if last - first <= 1:
         return
     rd, h = tl.arange(0, BLOCK_D), head + tl.arange(0, 1)
-    top = tl.full((1, 1), float("-inf"), tl.float32)
+    top = tl.full((1,), float("-inf"), tl.float32)
     total = tl.zeros((1, 1), tl.float32)
     acc = tl.zeros((1, BLOCK_D), tl.float32)
     at = b.to(tl.int64) * stride_parts + h * (stride_parts // H)  # [1]
-    for split in range(first, last):
-        part = parts_ptr + (at + split)[:, None] * D + rd[None, :]
-        acc_s = tl.load(part, mask=(rd < D)[None, :], other=0.0)
-        top_s = tl.load(tops_ptr + at + split)[:, None]
-        total_s = tl.load(totals_ptr + at + split)[:, None]
-        top, total, acc = merged(top, total, acc, top_s, total_s, acc_s)
+    for some in range(first, last, AT_ONCE):
+        parts, tops, totals = (), (), ()
+        for i in tl.static_range(AT_ONCE):  # all loads first, so that they are under way together
+            there = (h < H) & (some + i < last)
+            part = parts_ptr + (at + some + i)[:, None] * D + rd[None, :]
+            parts += (tl.load(part, mask=(rd < D)[None, :] & there[:, None], other=0.0),)
+            tops += (tl.load(tops_ptr + at + some + i, mask=there, other=float("-inf")),)
+            totals += (tl.load(totals_ptr + at + some + i, mask=there, other=0.0)[:, None],)
+        for i in tl.static_range(AT_ONCE):
+            top, total, acc = merged(top, total, acc, tops[i], totals[i], parts[i])
     finish(
         top, total, acc, b + h * 0, h, h < H, o_ptr, lse_ptr, sinks_ptr, stride_ot, stride_oh,
         H, D, BLOCK_D, SINKS, LSE,
@@ -133,12 +142,15 @@ def decode_attention(
     *,
     work: Work | None = None,
     shared: int = 1,
+    warps: int = 4,
+    stages: int = 3,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The attention of the header, by ``shared`` programs for each request and key head.
 
-    More than one needs ``work``. Raises ValueError on what the kernel does not hold.
+    More than one needs ``work``; ``warps`` and ``stages`` are as free. Raises ValueError on what
+    the kernel does not hold.
     """
     heads, d = check(q, k_pool, v_pool)
     if shared > 1 and (work is None or len(work.parts) < len(q)):
@@ -158,20 +170,20 @@ def decode_attention(
         "WINDOW": options.window >= 0,
         "SINKS": options.sinks is not None,
         "LSE": lse is not None,
-        "num_warps": 4,
         "enable_fp_fusion": False,
     }
     pools = (q, k_pool, v_pool, o)
     _decode_attention_kernel[(groups, len(q), shared)](
         *pools, lse, table, rows, lengths, options.sinks, parts, tops, totals,
         *(x.stride(i) for x in pools for i in (0, 1)), table.stride(0), stride_parts,
-        options.scale, options.cap or 1.0, options.window, GROUP=group,
-        BLOCK_M=max(16, triton.next_power_of_2(group)), SHARED=shared, CAP=options.cap > 0,
-        num_stages=3, **same,
+        options.scale, options.cap or 1.0, options.window, shared, GROUP=group,
+        BLOCK_M=max(16, triton.next_power_of_2(group)), PARTS=shared > 1, CAP=options.cap > 0,
+        num_stages=stages, num_warps=warps, **same,
     )  # fmt: skip
     if shared > 1:
         _merge_splits_kernel[(heads, len(q))](
             o, lse, lengths, options.sinks, parts, tops, totals,
-            *(o.stride(i) for i in (0, 1)), stride_parts, options.window, **same,
+            *(o.stride(i) for i in (0, 1)), stride_parts, options.window, AT_ONCE=_AT_ONCE,
+            num_warps=2, **same,
         )  # fmt: skip
     return o

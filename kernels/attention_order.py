@@ -45,95 +45,92 @@ def capped(s, scale, cap):
 
 
 @triton.jit
-def tiles(
-    top, total, acc, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, lo, hi, position,
+def one_tile(
+    top, total, acc, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, first, hi, position,
     scale, cap, window, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
     MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
 ):  # fmt: skip
-    """Take the tiles of keys lo to hi; lo is a multiple of BLOCK_S, and hi too unless MASKED.
+    """Take the keys of one tile, from ``first``; those from ``hi`` on are not there.
 
-    top [M], total [M, 16] (equal columns), acc [M, D]: maximum, sum and values so far.
+    top [M], total [M, 16] (equal columns), acc [M, D]: maximum, sum and values of the split so far.
+    Every row sees every key unless MASKED.
     """
     rs, rd = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
     # What turns a score into a power of two.
     log2 = 1.4426950408889634 if CAP else scale * 1.4426950408889634
     ones = tl.full((BLOCK_S, 16), 1.0, tl.float32).to(v_ptr.dtype.element_ty)
-    for first in range(lo, hi, BLOCK_S):
-        s = first + rs
-        inside = s < hi
-        slot = tl.load(table_ptr + s, mask=inside, other=0).to(tl.int64)
-        k_at = k_ptr + slot[None, :] * stride_k + rd[:, None]  # [BLOCK_D, BLOCK_S]
-        v_at = v_ptr + slot[:, None] * stride_v + rd[None, :]  # [BLOCK_S, BLOCK_D]
-        if MASKED:
-            k = tl.load(k_at, mask=inside[None, :] & (rd < D)[:, None], other=0.0)
-            v = tl.load(v_at, mask=inside[:, None] & (rd < D)[None, :], other=0.0)
-        elif D == BLOCK_D:
-            k, v = tl.load(k_at), tl.load(v_at)
-        else:
-            k = tl.load(k_at, mask=(rd < D)[:, None], other=0.0)
-            v = tl.load(v_at, mask=(rd < D)[None, :], other=0.0)
-        x = tl.dot(q, k)
-        if CAP:
-            x = capped(x, scale, cap)
-        if MASKED:
-            seen = inside[None, :] & (s[None, :] <= position[:, None])
-            if WINDOW:
-                seen = seen & (s[None, :] >= position[:, None] - window)
-            x = tl.where(seen, x, float("-inf"))
-        higher = tl.maximum(top, tl.max(x, axis=1) * log2)
-        shift = tl.where(higher == float("-inf"), 0.0, higher)
-        p = tl.exp2(tl.fma(x, log2, -shift[:, None])).to(v.dtype)
-        rescale = tl.exp2(top - shift)[:, None]
-        acc = tl.dot(p, v, acc * rescale)
-        total = tl.dot(p, ones, total * rescale)
-        top = higher
-    return top, total, acc
+    s = first + rs
+    inside = s < hi
+    slot = tl.load(table_ptr + s, mask=inside, other=0).to(tl.int64)
+    k_at = k_ptr + slot[None, :] * stride_k + rd[:, None]  # [BLOCK_D, BLOCK_S]
+    v_at = v_ptr + slot[:, None] * stride_v + rd[None, :]  # [BLOCK_S, BLOCK_D]
+    if MASKED:
+        k = tl.load(k_at, mask=inside[None, :] & (rd < D)[:, None], other=0.0)
+        v = tl.load(v_at, mask=inside[:, None] & (rd < D)[None, :], other=0.0)
+    elif D == BLOCK_D:
+        k, v = tl.load(k_at), tl.load(v_at)
+    else:
+        k = tl.load(k_at, mask=(rd < D)[:, None], other=0.0)
+        v = tl.load(v_at, mask=(rd < D)[None, :], other=0.0)
+    x = tl.dot(q, k)
+    if CAP:
+        x = capped(x, scale, cap)
+    if MASKED:
+        seen = inside[None, :] & (s[None, :] <= position[:, None])
+        if WINDOW:
+            seen = seen & (s[None, :] >= position[:, None] - window)
+        x = tl.where(seen, x, float("-inf"))
+    higher = tl.maximum(top, tl.max(x, axis=1) * log2)
+    shift = tl.where(higher == float("-inf"), 0.0, higher)
+    p = tl.exp2(tl.fma(x, log2, -shift[:, None])).to(v.dtype)
+    rescale = tl.exp2(top - shift)[:, None]
+    return higher, tl.dot(p, ones, total * rescale), tl.dot(p, v, acc * rescale)
 
 
 @triton.jit
-def one_split(
-    q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, lo, whole, late, hi, position,
-    scale, cap, window, M: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_S: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
-):  # fmt: skip
-    """Keys lo to hi of one split; every row sees those from ``whole`` to ``late``.
-
-    Returns maximum [M, 1], sum [M, 16] (equal columns) and values [M, D].
-    """
+def empty(M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Maximum [M], sum [M, 16] and values [M, BLOCK_D] of no key at all."""
     top = tl.full((M,), float("-inf"), tl.float32)
-    total = tl.zeros((M, 16), tl.float32)
-    acc = tl.zeros((M, BLOCK_D), tl.float32)
-    if WINDOW:
-        top, total, acc = tiles(
-            top, total, acc, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, lo, whole, position,
-            scale, cap, window, D, BLOCK_D, BLOCK_S, True, WINDOW, CAP,
+    return top, tl.zeros((M, 16), tl.float32), tl.zeros((M, BLOCK_D), tl.float32)
+
+
+@triton.jit
+def some_tiles(
+    top, total, acc, top_s, total_s, acc_s, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v,
+    lo, end, hi, position, scale, cap, window, M: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, SPLIT: tl.constexpr, MASKED: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr,
+):  # fmt: skip
+    """Take the tiles from lo to end, both multiples of BLOCK_S; where a split ends, merge it.
+
+    One loop over all splits, so that loads of the next one are under way while the last is merged.
+    """
+    for first in range(lo, end, BLOCK_S):
+        top_s, total_s, acc_s = one_tile(
+            top_s, total_s, acc_s, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, first, hi,
+            position, scale, cap, window, D, BLOCK_D, BLOCK_S, MASKED, WINDOW, CAP,
         )  # fmt: skip
-    top, total, acc = tiles(
-        top, total, acc, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, whole, late, position,
-        scale, cap, window, D, BLOCK_D, BLOCK_S, False, WINDOW, CAP,
-    )  # fmt: skip
-    top, total, acc = tiles(
-        top, total, acc, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, late, hi, position,
-        scale, cap, window, D, BLOCK_D, BLOCK_S, True, WINDOW, CAP,
-    )  # fmt: skip
-    return top[:, None], total, acc
+        if (first + BLOCK_S) % SPLIT == 0:
+            top, total, acc = merged(top, total, acc, top_s, total_s, acc_s)
+            top_s, total_s, acc_s = empty(M, BLOCK_D)
+    return top, total, acc, top_s, total_s, acc_s
 
 
 @triton.jit
 def merged(top, total, acc, top_s, total_s, acc_s):
-    """What was merged so far, with the next split: tops [M, 1], totals [M, 1 or 16], acc [M, D]."""
+    """What was merged so far, with the next split: tops [M], totals [M, 1 or 16], acc [M, D]."""
     higher = tl.maximum(top, top_s)
     shift = tl.where(higher == float("-inf"), 0.0, higher)
-    a, b = tl.exp2(top - shift), tl.exp2(top_s - shift)
+    a, b = tl.exp2(top - shift)[:, None], tl.exp2(top_s - shift)[:, None]
     return higher, total * a + total_s * b, acc * a + acc_s * b
 
 
 @triton.jit
 def with_sink(top, total, acc, sink):
-    """Add the attention sink: a key of score ``sink`` [M, 1] (in units of log2) with value 0."""
+    """Add the attention sink: a key of score ``sink`` [M] (in units of log2) with value 0."""
     higher = tl.maximum(top, sink)
-    a = tl.exp2(top - higher)
-    return higher, total * a + tl.exp2(sink - higher), acc * a
+    a = tl.exp2(top - higher)[:, None]
+    return higher, total * a + tl.exp2(sink - higher)[:, None], acc * a
 
 
 @triton.jit
@@ -142,14 +139,15 @@ def finish(
     H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr,
     LSE: tl.constexpr,
 ):  # fmt: skip
-    """top, one [M, 1], acc [M, D] of tokens t [M] and heads h [M] -> o and lse, where valid."""
+    """top [M], one [M, 1], acc [M, D] of tokens t [M] and heads h [M] -> o and lse, where valid."""
     rd = tl.arange(0, BLOCK_D)
     if SINKS:
-        sink = tl.load(sinks_ptr + h, mask=valid, other=0.0).to(tl.float32)[:, None]
+        sink = tl.load(sinks_ptr + h, mask=valid, other=0.0).to(tl.float32)
         top, one, acc = with_sink(top, one, acc, sink * 1.4426950408889634)
-    o = tl.div_rn(acc, one).to(o_ptr.dtype.element_ty)
+    # A split that a row does not see turns -0.0 into 0.0, so no row keeps a -0.0.
+    o = tl.div_rn(acc + 0.0, one).to(o_ptr.dtype.element_ty)
     at = o_ptr + t.to(tl.int64)[:, None] * stride_ot + h[:, None] * stride_oh + rd[None, :]
     tl.store(at, o, mask=valid[:, None] & (rd < D)[None, :])
     if LSE:
-        lse = (top + tl.log2(one)) * 0.6931471805599453
+        lse = (top[:, None] + tl.log2(one)) * 0.6931471805599453
         tl.store(lse_ptr + t.to(tl.int64)[:, None] * H + h[:, None], lse, mask=valid[:, None])

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import torch
 
-from sgl_det.kernels.attention import Options, attention
+from sgl_det.kernels.attention import Launch, Options, attention
 from sgl_det.kernels.attention_decode import Work, decode_attention
 
 
@@ -48,7 +48,8 @@ class Requests:
         q = torch.cat(parts)
         lse = torch.empty(q.shape[:2], device=self.device)
         pools = (self.k, self.v, self.table, self.rows)
-        o = attention(q, *pools, starts, lengths, max(new), options, lse=lse, block_m=block_m)
+        launch = Launch(block_m, 8 if block_m > 64 else 4, 2) if block_m else None
+        o = attention(q, *pools, starts, lengths, max(new), options, lse=lse, launch=launch)
         return list(o.split(new)), list(lse.split(new))
 
     def decode(self, options: Options, shared: int):
