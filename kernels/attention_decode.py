@@ -33,6 +33,11 @@ class Work:
     tops: torch.Tensor
     totals: torch.Tensor
 
+    @staticmethod
+    def bytes_of(batch: int, heads: int, longest: int, d: int) -> int:
+        """What `allocate` takes."""
+        return batch * heads * triton.cdiv(longest, order.SPLIT) * (d + 2) * 4
+
     @classmethod
     def allocate(cls, batch: int, heads: int, longest: int, d: int, device) -> Work:
         """For ``batch`` requests of at most ``longest`` keys."""

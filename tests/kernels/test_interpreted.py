@@ -16,6 +16,7 @@ FILES = [
     "test_bmm.py",
     "test_aten_cuda.py",
     "test_attention.py",
+    "test_attention_proof.py",
 ]
 
 

@@ -1,0 +1,133 @@
+"""Triton attention: sizes of tile and split, which fix the bits, and launches, which do not.
+
+usage: tune_attention.py --out FILE [--seconds 100] [--processes 12]
+
+Compiles every choice in processes side by side, then times them in turn beside SGLang's kernels. A
+line of FILE is one case: {op, m, n, "order": [BLOCK_S, SPLIT], arms}. What is chosen from it goes
+into `attention_order` (the order) and `attention`, `attention_decode` (the launches).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+from bench_attention import Case, differing
+from graph_timing import Arm, in_turn
+
+from sgl_det.kernels import attention_order as order
+from sgl_det.kernels.attention import Launch, attention
+from sgl_det.kernels.attention_decode import Work, decode_attention
+
+TILES, SPLITS = (64, 128), (512, 1024, 2048)
+PREFILL = [(8, 1024), (1, 16384)]
+DECODE = [(1, 512), (1, 32768), (16, 384), (16, 8192), (128, 1024), (256, 2048)]
+PREFILL_LAUNCHES = [Launch(64, 4, s) for s in (2, 3, 5)] + [Launch(128, 8, s) for s in (2, 3, 5)]
+DECODE_LAUNCHES = [(w, s) for w in (2, 4, 8) for s in (2, 3, 4, 5)]
+PROGRAMS = (132, 264, 528)
+
+
+def prefill(case: Case, launch: Launch) -> torch.Tensor:
+    pools = (case.k, case.v, case.table, case.rows, case.starts, case.lengths)
+    return attention(case.q, *pools, case.new, case.options, launch=launch)
+
+
+def decode(case: Case, work: Work, shared: int, warps: int, stages: int) -> torch.Tensor:
+    last = case.q[case.new - 1 :: case.new]
+    pools = (case.k, case.v, case.table, case.rows, case.lengths)
+    more = {"work": work, "shared": shared, "warps": warps, "stages": stages}
+    return decode_attention(last, *pools, case.options, **more)
+
+
+def compile_some(shape: str, choices: list[tuple]) -> None:
+    """Compile some choices by a call of each on a small case."""
+    case = Case(shape, 2, 256, 256)
+    work = Work.allocate(2, case.heads, 256, case.d, "cuda")
+    for tile, split, launch in choices:
+        order.BLOCK_S, order.SPLIT = tile, split
+        try:
+            if isinstance(launch, Launch):
+                prefill(case, launch)
+            else:
+                for shared in (1, 2):
+                    decode(case, work, shared, *launch)
+        except Exception as error:  # too much shared memory: it is not timed either
+            sys.stderr.write(f"{tile} {split} {launch}: {str(error).splitlines()[0][:100]}\n")
+    torch.cuda.synchronize()
+
+
+def _arms_of_prefill(case: Case) -> dict:
+    expected = decode(case, None, 1, 4, 3)
+    arms = {"upstream": lambda: Arm("upstream", [case.upstream_prefill()] * 2, lambda: 0)}
+    for launch in PREFILL_LAUNCHES:
+        name, call = f"{launch.rows} rows w{launch.warps} s{launch.stages}", partial(prefill, case)
+        differs = partial(_differs, partial(call, launch), expected, case.new)
+        arms[name] = partial(Arm, name, [partial(call, launch)] * 2, differs)
+    return arms
+
+
+def _arms_of_decode(case: Case, repeat: int) -> dict:
+    work = Work.allocate(case.m, case.heads, case.n, case.d, "cuda")
+    expected = decode(case, work, 1, 4, 3)
+    arms = {"upstream": lambda: Arm("upstream", [case.upstream_decode()] * repeat, lambda: 0)}
+    shares = {max(1, p // (case.m * case.groups)) for p in PROGRAMS}
+    for shared in sorted({min(s, -(-case.n // order.SPLIT)) for s in shares} | {1}):
+        for warps, stages in DECODE_LAUNCHES:
+            name = f"shared {shared} w{warps} s{stages}"
+            call = partial(decode, case, work, shared, warps, stages)
+            arms[name] = partial(Arm, name, [call] * repeat, partial(_differs, call, expected, 1))
+    return arms
+
+
+def _differs(call, expected: torch.Tensor, new: int) -> int:
+    return differing(call()[new - 1 :: new].contiguous(), expected)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--shape", default="qwen3-8b")
+    parser.add_argument("--seconds", type=float, default=100)
+    parser.add_argument("--processes", type=int, default=12)
+    args = parser.parse_args()
+    end = time.monotonic() + args.seconds
+    orders = [(tile, split) for tile in TILES for split in SPLITS]
+    launches = [*PREFILL_LAUNCHES, *DECODE_LAUNCHES]
+    choices = [(*o, launch) for o in orders for launch in launches]
+    parts = [(args.shape, choices[i :: args.processes]) for i in range(args.processes)]
+    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+        pool.starmap(compile_some, parts)
+    sys.stdout.write(f"compiled, {end - time.monotonic():.0f} s left\n")
+    with args.out.open("a", encoding="utf-8") as file:
+        for op, cases in (("prefill", PREFILL), ("decode", DECODE)):
+            for m, n in cases:
+                for entry in measured(op, args.shape, m, n, orders, end):
+                    file.write(json.dumps(entry) + "\n")
+                    file.flush()
+    return 0
+
+
+def measured(op: str, shape: str, m: int, n: int, orders, end: float):
+    """The lines of one case, an order each; the fastest are printed."""
+    case = Case(shape, m, n, n if op == "prefill" else 1)
+    repeat = max(1, min(16, 100_000_000 // (m * n * case.groups * case.d * 4)))
+    for tile, split in orders:
+        if time.monotonic() > end:
+            return
+        order.BLOCK_S, order.SPLIT = tile, split
+        arms = _arms_of_prefill(case) if op == "prefill" else _arms_of_decode(case, repeat)
+        entry = {"op": op, "m": m, "n": n, "order": [tile, split], **in_turn(arms)}
+        yield entry
+        fast = sorted((us, name, bad) for name, (us, bad) in entry["arms"].items())[:5]
+        sys.stdout.write(f"{op} {m}x{n} tile {tile} split {split}: {fast}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""The proof that attention gives a row the same bits however it is asked for, on this machine.
+
+Compared are whole prompts with chunks of them, with other launches, and with decode by one and by
+several programs, at lengths on both sides of tiles and splits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+
+from sgl_det.kernels import attention_order as order
+from sgl_det.kernels.attention import Launch, Options, attention
+from sgl_det.kernels.attention_decode import Work, decode_attention
+
+CHUNKS = (1, 17, 64)
+SHARED = (1, 3)
+_LAUNCHES = (Launch(16, 4, 2), Launch(64, 4, 3), Launch(128, 8, 3))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """A layer as a kernel sees it: query heads, key heads, head size and dtype."""
+
+    queries: int
+    keys: int
+    d: int
+    dtype: torch.dtype
+
+
+def lengths() -> tuple[int, ...]:
+    """Both sides of a tile, of a split and of two splits."""
+    edges = (order.BLOCK_S, order.SPLIT, 2 * order.SPLIT)
+    return (1, *(e + step for e in edges for step in (-1, 0, 1)), 2 * order.SPLIT + 300)
+
+
+def first_mismatch(
+    heads: Heads, options: Options, *, of: Sequence[int] | None = None, device: str = "cuda"
+) -> str:
+    """What differs from a whole prompt's attention, in a clause, or "" where every bit agrees.
+
+    of   numbers of keys of the requests that are tried, by default `lengths`
+    """
+    requests = _Requests(heads, options, of or lengths(), device)
+    whole = requests.extend(requests.lengths, None)
+    for name, new, found in requests.others():
+        for b, n in enumerate(new):
+            count = int((_bits(found[b]) != _bits(whole[b][-n:])).sum())
+            if count:
+                return f"{count} elements of a request of {requests.lengths[b]} keys differ {name}"
+    return ""
+
+
+class _Requests:
+    """Prompts of given lengths, their keys scattered over a pool."""
+
+    def __init__(self, heads: Heads, options: Options, of: Sequence[int], device: str):
+        source = torch.Generator(device).manual_seed(0)
+        self.heads, self.options, self.lengths = heads, options, list(of)
+
+        def made(*shape):
+            empty = torch.empty(shape, dtype=heads.dtype, device=device)
+            return empty.normal_(generator=source)
+
+        slots, longest = sum(of), max(of)
+        pool = (slots, heads.keys, heads.d)
+        self.k, self.v = made(*pool), made(*pool)
+        self.q = [made(n, heads.queries, heads.d) for n in of]
+        place = torch.randperm(slots, device=device, generator=source).int().split(list(of))
+        self.table = torch.zeros((len(of), longest), dtype=torch.int32, device=device)
+        for row, some in zip(self.table, place, strict=True):
+            row[: len(some)] = some
+        self.rows = torch.arange(len(of), device=device)
+        self.work = Work.allocate(len(of), heads.queries, longest, heads.d, device)
+
+    def extend(self, new: Sequence[int], launch: Launch | None) -> list[torch.Tensor]:
+        """The last ``new`` tokens of each request."""
+        q = torch.cat([x[len(x) - n :] for x, n in zip(self.q, new, strict=True)])
+        starts = torch.tensor([0, *accumulate(new)], device=q.device)
+        pools = (self.k, self.v, self.table, self.rows, starts, self._lengths(q.device))
+        o = attention(q, *pools, max(new), self.options, launch=launch)
+        return list(o.split(list(new)))
+
+    def decode(self, shared: int) -> list[torch.Tensor]:
+        """The last token of each request, by ``shared`` programs."""
+        q = torch.stack([x[-1] for x in self.q])
+        pools = (self.k, self.v, self.table, self.rows, self._lengths(q.device))
+        more = {"work": self.work, "shared": shared}
+        return list(decode_attention(q, *pools, self.options, **more).split(1))
+
+    def others(self) -> Iterator[tuple[str, list[int], list[torch.Tensor]]]:
+        """(what differs from a whole prompt, new tokens of each request, their attention)."""
+        for launch in _LAUNCHES:
+            if launch.rows * self.heads.d <= 128 * 128:
+                name = f"with {launch.rows} rows a program"
+                yield name, self.lengths, self.extend(self.lengths, launch)
+        for chunk in CHUNKS:
+            new = [min(chunk, n) for n in self.lengths]
+            yield f"in a chunk of {chunk} tokens", new, self.extend(new, None)
+        for shared in SHARED:
+            name = f"in decode by {shared} program{'s' * (shared > 1)}"
+            yield name, [1] * len(self.lengths), self.decode(shared)
+
+    def _lengths(self, device) -> torch.Tensor:
+        return torch.tensor(self.lengths, device=device)
+
+
+def _bits(t: torch.Tensor) -> torch.Tensor:
+    return t.contiguous().view(torch.int16)
