@@ -1,8 +1,11 @@
-"""Which ids are listed as a token's top logprobs when several have one value.
+"""Log-probabilities that a request is told, whatever its neighbours ask for or do to it.
 
 SGLang takes the top k of a batch with the largest k that any request in it asks for. Equal values
 are common in bf16 logits, and how ``torch.topk`` orders them depends on k and on the shape, so a
 neighbour that asks for more changes the ids that a request is told. Here ties go to the lowest id.
+
+A request that loses its place before its first token was seen loses that token's log-probability
+in SGLang. Here it keeps it.
 """
 
 from __future__ import annotations
@@ -11,8 +14,8 @@ from functools import wraps
 from typing import Any, NamedTuple
 
 from sgl_det.patch import Patch
+from sgl_det.patches.table import patches_of
 
-_REQUIRES = "sglang>=0.5.17,<0.5.18"
 _MODULE = "sglang.srt.layers.logprob_processor"
 _ROWS = 64  # rows at a time: bounds the 64-bit keys to 78 MB for a vocabulary of 152k
 
@@ -59,20 +62,33 @@ def _ordered(original):
     return call
 
 
+def _heard(original):
+    @wraps(original)
+    def accept(self, *, req):
+        # SGLang takes note of a log-probability as sent where there is none yet: the first is lost.
+        if req.output_ids or req.finished():
+            original(self, req=req)
+
+    return accept
+
+
+_TIES = "of ids with equal logprobs the lowest is listed first, whatever k others ask for"
+_TABLE = (
+    ("top", f"{_MODULE}:get_top_logprobs_raw", "b022f4923e1a", _TIES, _ordered),
+    ("top_of_chunk", f"{_MODULE}:get_top_logprobs_chunk", "d84125843c70", _TIES, _ordered),
+    (
+        "first",
+        "sglang.srt.managers.scheduler_components.output_streamer"
+        ":_GenerationStreamAccumulator.accept",
+        "c3021ce1e1c8",
+        "a request retracted before its first token has all its log-probabilities in the end",
+        _heard,
+        "none: it loses the first one in SGLang",
+    ),
+)
+
+
 def patches() -> tuple[Patch, ...]:
     """The patches of every scheduler process."""
-    return tuple(
-        Patch(
-            name=f"logprobs.{name}",
-            target=f"{_MODULE}:{function}",
-            requires=_REQUIRES,
-            fingerprints=(seen,),
-            why="of ids with equal logprobs the lowest is listed first, whatever k others ask for",
-            upstream="none: the order of ties is not part of SGLang's deterministic mode",
-            wrap=_ordered,
-        )
-        for name, function, seen in (
-            ("top", "get_top_logprobs_raw", "b022f4923e1a"),
-            ("top_of_chunk", "get_top_logprobs_chunk", "d84125843c70"),
-        )
-    )
+    ties = "none: the order of ties is not part of SGLang's deterministic mode"
+    return patches_of("logprobs", _TABLE, ties)

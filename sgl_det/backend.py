@@ -120,8 +120,11 @@ TORCH_NATIVE = Backend(
         "--attention-backend=torch_native",
     ),
     patches=lambda: patches.for_backend("torch_native"),
-    claims=_SCHEDULE | {Axis.CHUNKED_PREFILL, Axis.PREFIX_CACHE, Axis.PREFILL_VS_DECODE},
-    not_claimed=MappingProxyType(_NOT_REACHED),
+    claims=_SCHEDULE
+    | {Axis.CHUNKED_PREFILL, Axis.PREFIX_CACHE, Axis.PREFILL_VS_DECODE, Axis.PREEMPTION},
+    not_claimed=MappingProxyType(
+        {axis: why for axis, why in _NOT_REACHED.items() if axis is not Axis.PREEMPTION}
+    ),
     dtypes=frozenset({"bfloat16", "float16", "float32"}),
     limits=("machines without a GPU",),
 )
