@@ -55,7 +55,8 @@ def _layer(shape: Shape, cache: ProofCache | None, most_rows: int, only: str) ->
     bucket_edges = linear_proof.edges(shape, most_rows)
     key = {**asdict(shape), "dtype": str(shape.dtype), "edges": list(bucket_edges), "only": only}
     kept = cache.read(key) if cache else None
-    if kept is None:
+    # cuBLASLt names its algorithms anew at every start.
+    if kept is None or not {b["kernel"] for b in kept["buckets"]} <= {c.name for c in known}:
         kept = _prove_and_time(shape, known, bucket_edges, only)
         if cache:
             cache.write(key, kept)

@@ -73,11 +73,14 @@ class ProofCache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self.folder, suffix=".part")
+        except OSError:
+            return
+        try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
             Path(name).replace(self._path(layer))
         except OSError:
-            return
+            Path(name).unlink(missing_ok=True)
 
 
 def _digest(value: Any) -> str:

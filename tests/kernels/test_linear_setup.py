@@ -156,6 +156,14 @@ def test_what_was_proven_is_not_proven_again(cached):
     assert second.report == first.report and names(second) == names(first) == ["fast"] * 4
 
 
+def test_a_kept_kernel_that_is_gone_is_replaced(cached):
+    """As an algorithm that cuBLASLt no longer proposes."""
+    cached(SLOW, FAST)
+    layer, proofs = cached(SLOW)
+    assert (names(layer), proofs) == (["slow"] * 4, 1)
+    assert cached(SLOW)[1] == 0
+
+
 @pytest.mark.parametrize(
     "other",
     [{"only": "slow"}, {"most_rows": 4}, {"machine": MACHINE | {"gpu": "another"}}],

@@ -131,6 +131,13 @@ def test_nothing_but_whole_files_is_left(cache):
     assert {file.suffix for file in cache.folder.iterdir()} == {".json"}
 
 
+def test_a_file_that_cannot_take_its_place_is_removed(cache):
+    other = LAYER | {"n": 1}
+    cache._path(other).mkdir()
+    cache.write(other, RESULT)
+    assert cache.read(other) is None and not list(cache.folder.glob("*.part"))
+
+
 def test_machine_says_what_decides_the_bits(monkeypatch):
     gpu = SimpleNamespace(name="NVIDIA H200", multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
