@@ -29,12 +29,14 @@ class Options:
     cap      bound of cap * tanh(score / cap), or 0
     window   keys before the query that it sees, or -1 for all
     sinks    [H] fp32 scores of a key without value, or None
+    moved    int: where the slots of the table lie in this layer's pool, or None where they are
     """
 
     scale: float
     cap: float = 0.0
     window: int = -1
     sinks: torch.Tensor | None = None
+    moved: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +50,14 @@ class Launch:
 
 @triton.jit(do_not_specialize=["window"])
 def _attention_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, table_ptr, starts_ptr, rows_ptr, lengths_ptr, sinks_ptr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, table_ptr, moved_ptr, starts_ptr, rows_ptr,
+    lengths_ptr, sinks_ptr,
     stride_qt, stride_qh, stride_ks, stride_kg, stride_vs, stride_vg, stride_ot, stride_oh,
     stride_table, scale, cap, window,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, SPLIT: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
+    MOVED: tl.constexpr,
 ):  # fmt: skip
     b, g = tl.program_id(2), tl.program_id(1)
     start = tl.load(starts_ptr + b).to(tl.int32)
@@ -72,9 +76,10 @@ def _attention_kernel(
     table = table_ptr + tl.load(rows_ptr + b).to(tl.int64) * stride_table
     k_at, v_at = k_ptr + g * stride_kg, v_ptr + g * stride_vg
     # Every row sees the tiles from full_lo to full_hi whole.
-    begin, full_lo, full_hi = 0, 0, (lowest + 1) // BLOCK_S * BLOCK_S
+    begin, low, full_lo, full_hi = 0, 0, 0, (lowest + 1) // BLOCK_S * BLOCK_S
     if WINDOW:
-        begin = tl.maximum(lowest - window, 0) // BLOCK_S * BLOCK_S
+        low = tl.maximum(lowest - window, 0)
+        begin = low // BLOCK_S * BLOCK_S
         full_lo = tl.cdiv(tl.maximum(highest - window, 0), BLOCK_S) * BLOCK_S
         full_hi = tl.maximum(full_hi, full_lo)
     top, total, acc = empty(BLOCK_M, BLOCK_D)
@@ -82,19 +87,19 @@ def _attention_kernel(
     hi = highest + 1
     if WINDOW:
         top, total, acc, top_s, total_s, acc_s = some_tiles(
-            top, total, acc, top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs,
-            begin, tl.minimum(full_lo, hi), hi, old + t, scale, cap, window,
-            BLOCK_M, D, BLOCK_D, BLOCK_S, SPLIT, True, WINDOW, CAP,
+            top, total, acc, top_s, total_s, acc_s, q, k_at, v_at, table, moved_ptr, stride_ks,
+            stride_vs, begin, tl.minimum(full_lo, hi), low, hi, old + t, scale, cap, window,
+            BLOCK_M, D, BLOCK_D, BLOCK_S, SPLIT, True, WINDOW, CAP, MOVED,
         )  # fmt: skip
     top, total, acc, top_s, total_s, acc_s = some_tiles(
-        top, total, acc, top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs,
-        full_lo, full_hi, hi, old + t, scale, cap, window,
-        BLOCK_M, D, BLOCK_D, BLOCK_S, SPLIT, False, WINDOW, CAP,
+        top, total, acc, top_s, total_s, acc_s, q, k_at, v_at, table, moved_ptr, stride_ks,
+        stride_vs, full_lo, full_hi, low, hi, old + t, scale, cap, window,
+        BLOCK_M, D, BLOCK_D, BLOCK_S, SPLIT, False, WINDOW, CAP, MOVED,
     )  # fmt: skip
     top, total, acc, top_s, total_s, acc_s = some_tiles(
-        top, total, acc, top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs,
-        full_hi, hi, hi, old + t, scale, cap, window,
-        BLOCK_M, D, BLOCK_D, BLOCK_S, SPLIT, True, WINDOW, CAP,
+        top, total, acc, top_s, total_s, acc_s, q, k_at, v_at, table, moved_ptr, stride_ks,
+        stride_vs, full_hi, hi, low, hi, old + t, scale, cap, window,
+        BLOCK_M, D, BLOCK_D, BLOCK_S, SPLIT, True, WINDOW, CAP, MOVED,
     )  # fmt: skip
     top, total, acc = merged(top, total, acc, top_s, total_s, acc_s)
     finish(
@@ -136,6 +141,7 @@ def attention(
         o,
         lse,
         table,
+        options.moved,
         starts,
         rows,
         lengths,
@@ -156,6 +162,7 @@ def attention(
         CAP=options.cap > 0,
         SINKS=options.sinks is not None,
         LSE=lse is not None,
+        MOVED=options.moved is not None,
         num_warps=launch.warps,
         num_stages=launch.stages,
         enable_fp_fusion=False,

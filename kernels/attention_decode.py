@@ -49,17 +49,19 @@ class Work:
 
 @triton.jit(do_not_specialize=["window", "shared"])
 def _decode_attention_kernel(
-    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, table_ptr, rows_ptr, lengths_ptr, sinks_ptr,
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, table_ptr, moved_ptr, rows_ptr, lengths_ptr, sinks_ptr,
     parts_ptr, tops_ptr, totals_ptr,
     stride_qt, stride_qh, stride_ks, stride_kg, stride_vs, stride_vg, stride_ot, stride_oh,
     stride_table, stride_parts, scale, cap, window, shared,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
+    MOVED: tl.constexpr,
 ):  # fmt: skip
     g, b, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths_ptr + b).to(tl.int32)
-    begin = tl.maximum(length - 1 - window, 0) // BLOCK_S * BLOCK_S if WINDOW else 0
+    low = tl.maximum(length - 1 - window, 0) if WINDOW else 0
+    begin = low // BLOCK_S * BLOCK_S
     first, last = begin // SPLIT, tl.cdiv(length, SPLIT)
     if first + share >= last:
         return
@@ -81,8 +83,9 @@ def _decode_attention_kernel(
         split = first + share + i // (SPLIT // BLOCK_S) * shared
         here = split * SPLIT + i % (SPLIT // BLOCK_S) * BLOCK_S
         top_s, total_s, acc_s = one_tile(
-            top_s, total_s, acc_s, q, k_at, v_at, table, stride_ks, stride_vs, here, length,
-            position, scale, cap, window, D, BLOCK_D, BLOCK_S, True, WINDOW, CAP,
+            top_s, total_s, acc_s, q, k_at, v_at, table, moved_ptr, stride_ks, stride_vs, here,
+            low, length, position, scale, cap, window, D, BLOCK_D, BLOCK_S, True, WINDOW, CAP,
+            MOVED,
         )  # fmt: skip
         if (here + BLOCK_S) % SPLIT == 0 or here + BLOCK_S >= length:
             if PARTS:
@@ -179,10 +182,11 @@ def decode_attention(
     }
     pools = (q, k_pool, v_pool, o)
     _decode_attention_kernel[(groups, len(q), shared)](
-        *pools, lse, table, rows, lengths, options.sinks, parts, tops, totals,
+        *pools, lse, table, options.moved, rows, lengths, options.sinks, parts, tops, totals,
         *(x.stride(i) for x in pools for i in (0, 1)), table.stride(0), stride_parts,
         options.scale, options.cap or 1.0, options.window, shared, GROUP=group,
         BLOCK_M=max(16, triton.next_power_of_2(group)), PARTS=shared > 1, CAP=options.cap > 0,
+        MOVED=options.moved is not None,
         num_stages=stages, num_warps=warps, **same,
     )  # fmt: skip
     if shared > 1:

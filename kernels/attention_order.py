@@ -46,11 +46,11 @@ def capped(s, scale, cap):
 
 @triton.jit
 def one_tile(
-    top, total, acc, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, first, hi, position,
-    scale, cap, window, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
-    MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr,
+    top, total, acc, q, k_ptr, v_ptr, table_ptr, moved_ptr, stride_k, stride_v, first, low, hi,
+    position, scale, cap, window, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
+    MASKED: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, MOVED: tl.constexpr,
 ):  # fmt: skip
-    """Take the keys of one tile, from ``first``; those from ``hi`` on are not there.
+    """Take the keys of one tile, from ``first``; those before ``low`` and from ``hi`` are gone.
 
     top [M], total [M, 16] (equal columns), acc [M, D]: maximum, sum and values of the split so far.
     Every row sees every key unless MASKED.
@@ -61,7 +61,11 @@ def one_tile(
     ones = tl.full((BLOCK_S, 16), 1.0, tl.float32).to(v_ptr.dtype.element_ty)
     s = first + rs
     inside = s < hi
+    if WINDOW:
+        inside = inside & (s >= low)
     slot = tl.load(table_ptr + s, mask=inside, other=0).to(tl.int64)
+    if MOVED:
+        slot = tl.load(moved_ptr + slot).to(tl.int64)
     k_at = k_ptr + slot[None, :] * stride_k + rd[:, None]  # [BLOCK_D, BLOCK_S]
     v_at = v_ptr + slot[:, None] * stride_v + rd[None, :]  # [BLOCK_S, BLOCK_D]
     if MASKED:
@@ -96,10 +100,10 @@ def empty(M: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def some_tiles(
-    top, total, acc, top_s, total_s, acc_s, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v,
-    lo, end, hi, position, scale, cap, window, M: tl.constexpr, D: tl.constexpr,
+    top, total, acc, top_s, total_s, acc_s, q, k_ptr, v_ptr, table_ptr, moved_ptr, stride_k,
+    stride_v, lo, end, low, hi, position, scale, cap, window, M: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, SPLIT: tl.constexpr, MASKED: tl.constexpr,
-    WINDOW: tl.constexpr, CAP: tl.constexpr,
+    WINDOW: tl.constexpr, CAP: tl.constexpr, MOVED: tl.constexpr,
 ):  # fmt: skip
     """Take the tiles from lo to end, both multiples of BLOCK_S; where a split ends, merge it.
 
@@ -107,8 +111,9 @@ def some_tiles(
     """
     for first in range(lo, end, BLOCK_S):
         top_s, total_s, acc_s = one_tile(
-            top_s, total_s, acc_s, q, k_ptr, v_ptr, table_ptr, stride_k, stride_v, first, hi,
-            position, scale, cap, window, D, BLOCK_D, BLOCK_S, MASKED, WINDOW, CAP,
+            top_s, total_s, acc_s, q, k_ptr, v_ptr, table_ptr, moved_ptr, stride_k, stride_v,
+            first, low, hi, position, scale, cap, window, D, BLOCK_D, BLOCK_S, MASKED, WINDOW,
+            CAP, MOVED,
         )  # fmt: skip
         if (first + BLOCK_S) % SPLIT == 0:
             top, total, acc = merged(top, total, acc, top_s, total_s, acc_s)

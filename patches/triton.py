@@ -43,7 +43,7 @@ def _extend(original):
             self.forward_metadata.qo_indptr[: n + 1],
             forward_batch.seq_lens[:n],
             self.forward_metadata.max_extend_len,
-            _options(layer, logits_soft_cap, sinks, score_mod),
+            _options(layer, logits_soft_cap, sinks, score_mod, pool),
             out=o.view(-1, layer.tp_q_head_num, layer.v_head_dim),
         )
         return o
@@ -76,7 +76,7 @@ def _decode(original):
             self.req_to_token,
             forward_batch.req_pool_indices,
             forward_batch.seq_lens,
-            _options(layer, cap, sinks, score_mod),
+            _options(layer, cap, sinks, score_mod, pool),
             work=self.sgl_det_work,
             shared=shared,
         )
@@ -85,7 +85,7 @@ def _decode(original):
     return forward_decode
 
 
-def _options(layer: Any, cap: float, sinks: Any, score_mod: Any):
+def _options(layer: Any, cap: float, sinks: Any, score_mod: Any, pool: Any):
     """What our kernels are told of a layer. Raises RuntimeError on what they do not hold."""
     from sgl_det.kernels.attention import Options
 
@@ -101,8 +101,12 @@ def _options(layer: Any, cap: float, sinks: Any, score_mod: Any):
             f"layer {layer.layer_id} has attention with {found}, expected none of it; serve "
             f"another model or another attention backend"
         )
-    window = layer.sliding_window_size
-    return Options(layer.scaling, cap or 0.0, -1 if window is None else window, sinks)
+    window = -1 if layer.sliding_window_size is None else layer.sliding_window_size
+    # Layers with a window may have a pool of their own, whose slots are others.
+    moved = None
+    if window >= 0 and hasattr(pool, "full_to_swa_index_mapping"):
+        moved = pool.full_to_swa_index_mapping
+    return Options(layer.scaling, cap or 0.0, window, sinks, moved)
 
 
 def _shared(backend: Any, batch: int, groups: int) -> int:

@@ -130,7 +130,11 @@ def test_programs_fill_the_gpu(backend, batch, groups, shared):
 def test_options_of_a_layer(calls, backend):
     extend(backend, layer(sliding_window_size=128), cap=30.0)
     options = calls.extend[0][8]
-    assert (options.window, options.cap) == (128, 30.0)
+    assert (options.window, options.cap, options.moved) == (128, 30.0, None)
+    backend.token_to_kv_pool.full_to_swa_index_mapping = "elsewhere"
+    extend(backend, layer(sliding_window_size=128))
+    extend(backend, LAYER)
+    assert [call[8].moved for call in calls.extend[1:]] == ["elsewhere", None]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +147,7 @@ def test_options_of_a_layer(calls, backend):
 )
 def test_what_is_not_held_raises(calls, backend, other, said):
     with pytest.raises(RuntimeError, match=f"layer 3 has attention with {said}, expected none"):
-        triton._options(layer(**other), 0.0, None, None)
+        triton._options(layer(**other), 0.0, None, None, None)
     with pytest.raises(RuntimeError, match="a score function"):
         extend(backend, LAYER, score_mod=max)
     assert not calls.extend

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -100,6 +102,25 @@ def test_neighbours_do_not_show(case):
         starts = torch.tensor([0, n], device=DEVICE)
         o = attention(q, alone.k, alone.v, alone.table, rows, starts, one, n, options)
         assert_bitwise_equal(o, whole[b], f"request {b} alone")
+
+
+@pytest.mark.parametrize("case", [c for c in CHOSEN if "window" in c])
+def test_keys_of_a_window_may_lie_elsewhere_and_others_be_gone(case):
+    """As in SGLang's pool of its own for layers with a window, whose old slots hold anything."""
+    requests, options = made(case)
+    whole, _ = requests.extend(options, requests.lengths)
+    there = torch.randperm(len(requests.k), generator=torch.Generator().manual_seed(1))
+    moved = there.to(DEVICE)
+    k, v = torch.empty_like(requests.k), torch.empty_like(requests.v)
+    k[moved], v[moved] = requests.k, requests.v
+    for b, n in enumerate(requests.lengths):
+        gone = requests.table[requests.rows[b], : max(0, n - 1 - options.window)].long()
+        k[moved[gone]] = v[moved[gone]] = float("nan")
+    requests.k, requests.v = k, v
+    for shared in (1, 2):
+        o, _ = requests.decode(replace(options, moved=moved.int()), shared)
+        for b in range(len(o)):
+            assert_bitwise_equal(o[b], whole[b][-1], f"request {b}, {shared} programs")
 
 
 def test_control_a_split_that_follows_the_length():
