@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the linear and norm layers need from a GPU, each part with a time limit of its own:
-#   kernels_session.sh PART...   parts: tests linear shards norms deep_gemm proof server audit forced
+#   kernels_session.sh PART...   parts: tests linear shards norms deep_gemm proof server audit forced attention tune
 # Results go to $OUT (default: the working directory); a part that ends early keeps what it has.
 set -u
 out=${OUT:-.}
@@ -33,6 +33,8 @@ for part in "$@"; do
     wait
     tail -n 60 "$out"/audit-*.out ;;
     forced) run 400 python3 -m pytest -p no:cacheprovider -v -rA --tb=short -m gpu --basetemp "$out/forced" tests/server/test_linear_gpu.py ;;
+    attention) run 150 python3 -m pytest -p no:cacheprovider -q --tb=short -m gpu -n 8 tests/kernels/test_attention.py tests/kernels/test_attention_proof.py ;;
+    tune) run 170 python3 -W ignore benchmarks/tune_attention.py --out "$out/tune.jsonl" --seconds 150 ;;
     *) echo "unknown part $part" >&2 ;;
     esac
 done

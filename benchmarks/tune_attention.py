@@ -28,7 +28,7 @@ from sgl_det.kernels.attention_decode import Work, decode_attention
 TILES, SPLITS = (64, 128), (512, 1024, 2048)
 PREFILL = [(8, 1024), (1, 16384)]
 DECODE = [(1, 512), (1, 32768), (16, 384), (16, 8192), (128, 1024), (256, 2048)]
-PREFILL_LAUNCHES = [Launch(64, 4, s) for s in (2, 3, 5)] + [Launch(128, 8, s) for s in (2, 3, 5)]
+PREFILL_LAUNCHES = [Launch(m, w, s) for m, w in ((64, 4), (64, 8), (128, 8)) for s in (2, 3, 5)]
 DECODE_LAUNCHES = [(w, s) for w in (2, 4, 8) for s in (2, 3, 4, 5)]
 PROGRAMS = (132, 264, 528)
 

@@ -132,7 +132,8 @@ def attention(
     group = heads // k_pool.shape[1]
     if not len(q):
         return o
-    launch = launch or _launch(most_new * group, d)
+    plain = options.window < 0 and not options.cap
+    launch = launch or _launch(most_new * group, d, plain)
     grid = (triton.cdiv(most_new * group, launch.rows), k_pool.shape[1], len(lengths))
     _attention_kernel[grid](
         q,
@@ -170,11 +171,12 @@ def attention(
     return o
 
 
-def _launch(rows: int, d: int) -> Launch:
-    """A launch for requests of at most so many rows."""
-    largest = 128 if d <= 128 else 64
+def _launch(rows: int, d: int, plain: bool = True) -> Launch:
+    """A launch for requests of at most so many rows; ``plain``: without a window and a cap."""
+    # What a window and a cap need beside goes into the registers of half the rows.
+    largest = (128 if d <= 128 else 64) // (1 if plain else 2)
     m = min(largest, max(16, triton.next_power_of_2(rows)))
-    return Launch(m, 8 if m * triton.next_power_of_2(d) > 64 * 128 else 4, 3)
+    return Launch(m, 8 if m * d >= 64 * 64 else 4, 3)
 
 
 def check(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> tuple[int, int]:

@@ -139,6 +139,11 @@ def _merge_splits_kernel(
     )  # fmt: skip
 
 
+def launch(d: int) -> tuple[int, int]:
+    """Warps of a program and tiles in flight, by the head size."""
+    return 4, 3
+
+
 def decode_attention(
     q: torch.Tensor,
     k_pool: torch.Tensor,
@@ -150,8 +155,8 @@ def decode_attention(
     *,
     work: Work | None = None,
     shared: int = 1,
-    warps: int = 4,
-    stages: int = 3,
+    warps: int | None = None,
+    stages: int | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -161,6 +166,8 @@ def decode_attention(
     the kernel does not hold.
     """
     heads, d = check(q, k_pool, v_pool)
+    default = launch(d)
+    warps, stages = warps or default[0], stages or default[1]
     if shared > 1 and (work is None or len(work.parts) < len(q)):
         raise ValueError(f"{shared} programs a request need work memory for {len(q)} requests")
     o = torch.empty_like(q) if out is None else out

@@ -1,0 +1,86 @@
+"""Compile FlashInfer's FA2 modules from the edited headers, here, for a GPU elsewhere.
+
+usage: build_flashinfer.py --out FILE.tar.xz [--arch 9.0a] [--dims 128,64,256]
+
+FILE holds the modules under ``.cache/flashinfer``, to be unpacked into the home directory of the
+machine with the GPU, where `check_flashinfer.py` loads them. About four minutes a module on one
+core. Needs nvcc, ninja and a C compiler, but neither a GPU nor its driver.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sgl_det.kernels import flashinfer_headers as headers
+
+
+def specification(dim: int, edits: Iterable[headers.Edit]) -> Any:
+    """FlashInfer's build specification of the bf16 module, from the headers with these edits."""
+    from flashinfer.jit import env, gen_batch_prefill_module
+
+    types = (torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.int32)
+    spec = gen_batch_prefill_module("fa2", *types, dim, dim, 0, False, False, False)
+    if not edits:
+        return spec
+    copy = headers.patched_copy(env.FLASHINFER_INCLUDE_DIR, env.FLASHINFER_WORKSPACE_DIR, edits)
+    return headers.with_headers(spec, copy)
+
+
+@cache
+def fa2_module(dim: int, edits: tuple[headers.Edit, ...]) -> Any:
+    """The module, loaded as it is if it was compiled before, whatever its objects' dates."""
+    spec = specification(dim, edits)
+    if spec.jit_library_path.exists():
+        return spec.load(spec.jit_library_path)
+    return spec.build_and_load()
+
+
+def _without_driver(folder: Path) -> str:
+    """A linker flag for an empty library in the place of the driver's, which is not here."""
+    source = folder / "empty.c"
+    source.write_text("")
+    flags = ("-shared", "-Wl,-soname,libcuda.so.1", "-o", str(folder / "libcuda.so"))
+    subprocess.run(["gcc", *flags, str(source)], check=True)
+    return f"-L{folder}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--arch", default="9.0a")
+    parser.add_argument("--dims", default="128,64,256")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FLASHINFER_EXTRA_LDFLAGS"] = _without_driver(Path(folder))
+        os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", args.arch)
+        wanted = [(int(dim), headers.EDITS) for dim in args.dims.split(",")]
+        specs = [specification(*w) for w in (*wanted, (128, headers.EXACT_RESCALE), (128, ()))]
+        for spec in specs:
+            start = time.monotonic()
+            if not spec.jit_library_path.exists():
+                spec.build(verbose=False)
+            print(f"{spec.name}: {time.monotonic() - start:.0f} s", flush=True)
+    from flashinfer.jit import env
+
+    with tarfile.open(args.out, "w:xz") as archive:
+        for spec in specs:
+            archive.add(
+                spec.jit_library_path, spec.jit_library_path.relative_to(env.FLASHINFER_BASE_DIR)
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
