@@ -30,7 +30,7 @@ def _call(original):
     @wraps(original)
     def flash_attn_with_kvcache(q, k_cache, v_cache, **given):
         plan = getattr(given.get("cache_seqlens"), _PLAN, None)
-        _check_call(plan, k_cache, given)
+        _check_call(plan, q, k_cache, given)
         told = partial(fa3.told_longest, q.shape[-1], q.shape[1] // k_cache.shape[2])
         ends = {"sinks": given.get("sinks"), "out": given.get("out")}
 
@@ -56,7 +56,7 @@ def _call(original):
     return flash_attn_with_kvcache
 
 
-def _check_call(plan: Any, k_cache: Any, given: dict[str, Any]) -> None:
+def _check_call(plan: Any, q: Any, k_cache: Any, given: dict[str, Any]) -> None:
     """Raise RuntimeError on a call that has no plan, or that the plan does not hold for."""
     foreign = sorted(n for n in _FOREIGN if given.get(n) is not None and given[n] is not False)
     window = tuple(given.get("window_size", (-1, -1)))
@@ -65,6 +65,8 @@ def _check_call(plan: Any, k_cache: Any, given: dict[str, Any]) -> None:
         if plan is None
         else f"{', '.join(foreign)} given"
         if foreign
+        else f"queries in {q.dtype}"
+        if q.element_size() != 2
         else f"a window of {window}"
         if window != (-1, -1)
         else f"pages of {k_cache.shape[1]} tokens"

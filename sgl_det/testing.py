@@ -90,7 +90,9 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bytes as uint8 [elements, bytes an element]."""
     import torch
 
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    whole = tensor.detach().resolve_conj().resolve_neg()
+    # Of one element any stride counts as contiguous, and another type needs stride 1.
+    flat = whole.clone(memory_format=torch.contiguous_format).reshape(-1)
     return flat.view(torch.uint8).reshape(flat.numel(), flat.element_size())
 
 

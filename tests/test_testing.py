@@ -50,3 +50,8 @@ def test_first_divergence():
     assert first_divergence(([1, 2], None), ([1, 3], [0.0, 0.0])).tokens == (2, 3)
     with pytest.raises(ValueError, match="2 token ids and 1 logprobs"):
         first_divergence(([1, 2], [0.0]), ([1, 2], [0.0, 0.0]))
+
+
+def test_one_element_of_any_stride_is_compared():
+    x = torch.arange(6.0).view(2, 3)
+    assert_bitwise_equal(x[:1, 1::2], x[:1, 1:2].clone())

@@ -17,6 +17,7 @@ FILES = [
     "test_aten_cuda.py",
     "test_attention.py",
     "test_attention_proof.py",
+    "test_merge_chunks.py",
 ]
 
 
