@@ -5,7 +5,8 @@ usage: python -m benchmarks.kernels_json FILE.jsonl ... [--out KERNELS.json]
 A case that lies in several files counts as the last of them says. A row's kernel is the fastest one
 that is bitwise, the baseline (PyTorch's default; for norms SGLang's fused kernel) only where no
 other is; its ratio is the baseline's time over the kernel's. Where nothing is bitwise there is no
-kernel, no time and no ratio. Printed are the cases below 0.95, with what is known of each.
+kernel, no time and no ratio. Its spread is by how much the rounds of some arm differ. Printed are
+the cases below 0.95, with what is known of each.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def row(case: dict) -> dict[str, Any]:
         "ratio": round(baseline_us / us, 4) if us and baseline_us else None,
         "bitwise": kernel is not None,
         "baseline_bitwise": baseline in bitwise,
+        "spread": case.get("spread"),
         "key": case["key"],
     }
 

@@ -34,7 +34,7 @@ for part in "$@"; do
     tail -n 60 "$out"/audit-*.out ;;
     forced) run 400 python3 -m pytest -p no:cacheprovider -v -rA --tb=short -m gpu --basetemp "$out/forced" tests/server/test_linear_gpu.py ;;
     attention) run 150 python3 -m pytest -p no:cacheprovider -q --tb=short -m gpu -n 8 tests/kernels/test_attention.py tests/kernels/test_attention_proof.py ;;
-    tune) run 170 python3 -W ignore benchmarks/tune_attention.py --out "$out/tune.jsonl" --seconds 150 ;;
+    tune) run 170 python3 -W ignore benchmarks/tune_attention.py --out "$out/tune.jsonl" --seconds 80 ;;
     *) echo "unknown part $part" >&2 ;;
     esac
 done

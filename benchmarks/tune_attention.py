@@ -1,6 +1,6 @@
 """Triton attention: sizes of tile and split, which fix the bits, and launches, which do not.
 
-usage: tune_attention.py --out FILE [--seconds 100] [--processes 12]
+usage: tune_attention.py --out FILE [--seconds 80] [--processes 12]
 
 Compiles every choice in processes side by side, then times them in turn beside SGLang's kernels. A
 line of FILE is one case: {op, m, n, "order": [BLOCK_S, SPLIT], arms}. What is chosen from it goes
@@ -93,17 +93,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shape", default="qwen3-8b")
-    parser.add_argument("--seconds", type=float, default=100)
+    parser.add_argument("--seconds", type=float, default=80)
     parser.add_argument("--processes", type=int, default=12)
     args = parser.parse_args()
-    end = time.monotonic() + args.seconds
     orders = [(tile, split) for tile in TILES for split in SPLITS]
     launches = [*PREFILL_LAUNCHES, *DECODE_LAUNCHES]
     choices = [(*o, launch) for o in orders for launch in launches]
     parts = [(args.shape, choices[i :: args.processes]) for i in range(args.processes)]
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
+        begun = time.monotonic()
         pool.starmap(compile_some, parts)
-    sys.stdout.write(f"compiled, {end - time.monotonic():.0f} s left\n")
+    end = time.monotonic() + args.seconds
+    sys.stdout.write(f"compiled in {time.monotonic() - begun:.0f} s\n")
     with args.out.open("a", encoding="utf-8") as file:
         for op, cases in (("prefill", PREFILL), ("decode", DECODE)):
             for m, n in cases:

@@ -11,6 +11,7 @@ Dtypes      q, pools, o: bf16 | fp16; table int32; starts, rows, lengths int32 o
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -132,8 +133,7 @@ def attention(
     group = heads // k_pool.shape[1]
     if not len(q):
         return o
-    plain = options.window < 0 and not options.cap
-    launch = launch or _launch(most_new * group, d, plain)
+    launch = launch or _launch(q, most_new * group, options)
     grid = (triton.cdiv(most_new * group, launch.rows), k_pool.shape[1], len(lengths))
     _attention_kernel[grid](
         q,
@@ -171,12 +171,29 @@ def attention(
     return o
 
 
-def _launch(rows: int, d: int, plain: bool = True) -> Launch:
-    """A launch for requests of at most so many rows; ``plain``: without a window and a cap."""
-    # What a window and a cap need beside goes into the registers of half the rows.
-    largest = (128 if d <= 128 else 64) // (1 if plain else 2)
+def launch_for(rows: int, d: int, *, plain: bool = True, shared_kib: int = 227) -> Launch:
+    """A launch for requests of at most so many rows.
+
+    plain        without a window and a cap, for whose sake a program has half the rows
+    shared_kib   shared memory that a program may have; little of it holds half the rows of large
+                 heads
+    """
+    small = d > 128 and shared_kib < 128
+    largest = (128 if d <= 128 else 64) // (1 if plain and not small else 2)
     m = min(largest, max(16, triton.next_power_of_2(rows)))
-    return Launch(m, 8 if m * d >= 64 * 64 else 4, 3)
+    return Launch(m, 8 if m * d >= 64 * 64 else 4, 2 if small else 3)
+
+
+def _launch(q: torch.Tensor, rows: int, options: Options) -> Launch:
+    plain = options.window < 0 and not options.cap
+    return launch_for(rows, q.shape[2], plain=plain, shared_kib=_shared_kib(q.device))
+
+
+@functools.cache
+def _shared_kib(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 227
+    return torch.cuda.get_device_properties(device).shared_memory_per_block_optin // 1024
 
 
 def check(q: torch.Tensor, k_pool: torch.Tensor, v_pool: torch.Tensor) -> tuple[int, int]:

@@ -6,6 +6,7 @@ them, leave what each split gives, and a second kernel merges it in ascending or
 
 Shapes      q, o [B, H, D]   k_pool, v_pool [slots, G, D]   table [requests, longest] of slots
             keys of request b in table[rows[b], 0 .. lengths[b]]   lse [B, H] or None
+            or table [N]: the keys of request b, or those that its window sees, end before rows[b]
             work: parts [B, H, splits, D], tops and totals [B, H, splits]
 Dtypes      q, pools, o: bf16 | fp16; table int32; rows, lengths int32 or int64; lse, work fp32
 """
@@ -22,6 +23,7 @@ from sgl_det.kernels import attention_order as order
 from sgl_det.kernels.attention import Options, check
 from sgl_det.kernels.attention_order import empty, finish, merged, one_tile
 
+WARPS, STAGES = 4, 3  # of a program of decode, and tiles in flight
 _AT_ONCE = 16  # splits that a program of the merge loads together
 
 
@@ -37,6 +39,11 @@ class Work:
     def bytes_of(batch: int, heads: int, longest: int, d: int) -> int:
         """What `allocate` takes."""
         return batch * heads * triton.cdiv(longest, order.SPLIT) * (d + 2) * 4
+
+    def holds(self, batch: int, heads: int, d: int) -> bool:
+        """Whether so many requests of these heads fit; of how many keys, `allocate` was told."""
+        most, of, _, size = self.parts.shape
+        return batch <= most and (heads, d) == (of, size)
 
     @classmethod
     def allocate(cls, batch: int, heads: int, longest: int, d: int, device) -> Work:
@@ -56,7 +63,7 @@ def _decode_attention_kernel(
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
-    MOVED: tl.constexpr,
+    MOVED: tl.constexpr, LIST: tl.constexpr,
 ):  # fmt: skip
     g, b, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     length = tl.load(lengths_ptr + b).to(tl.int32)
@@ -70,7 +77,8 @@ def _decode_attention_kernel(
     q_at = q_ptr + b.to(tl.int64) * stride_qt + h[:, None] * stride_qh + rd[None, :]
     q = tl.load(q_at, mask=(rd < D)[None, :], other=0.0)  # [BLOCK_M, BLOCK_D]
     position = tl.zeros((BLOCK_M,), tl.int32) + length - 1
-    table = table_ptr + tl.load(rows_ptr + b).to(tl.int64) * stride_table
+    row = tl.load(rows_ptr + b).to(tl.int64)
+    table = table_ptr + (row - length if LIST else row * stride_table)
     k_at, v_at = k_ptr + g * stride_kg, v_ptr + g * stride_vg
     # The splits of this program, and the tiles of all of them but those before and behind the keys.
     mine = tl.cdiv(last - first - share, shared)
@@ -139,11 +147,6 @@ def _merge_splits_kernel(
     )  # fmt: skip
 
 
-def launch(d: int) -> tuple[int, int]:
-    """Warps of a program and tiles in flight, by the head size."""
-    return 4, 3
-
-
 def decode_attention(
     q: torch.Tensor,
     k_pool: torch.Tensor,
@@ -155,8 +158,8 @@ def decode_attention(
     *,
     work: Work | None = None,
     shared: int = 1,
-    warps: int | None = None,
-    stages: int | None = None,
+    warps: int = WARPS,
+    stages: int = STAGES,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -166,16 +169,16 @@ def decode_attention(
     the kernel does not hold.
     """
     heads, d = check(q, k_pool, v_pool)
-    default = launch(d)
-    warps, stages = warps or default[0], stages or default[1]
-    if shared > 1 and (work is None or len(work.parts) < len(q)):
-        raise ValueError(f"{shared} programs a request need work memory for {len(q)} requests")
+    if shared > 1 and (work is None or not work.holds(len(q), heads, d)):
+        needs = f"{len(q)} requests of {heads} heads of {d}"
+        raise ValueError(f"{shared} programs a request need work memory for {needs}")
     o = torch.empty_like(q) if out is None else out
     if not len(q):
         return o
     group, groups = heads // k_pool.shape[1], k_pool.shape[1]
     parts, tops, totals = (work.parts, work.tops, work.totals) if shared > 1 else (None,) * 3
     stride_parts = parts.stride(0) // d if shared > 1 else 0
+    stride_table = 0 if table.dim() == 1 else table.stride(0)
     same = {
         "H": heads,
         "D": d,
@@ -190,10 +193,10 @@ def decode_attention(
     pools = (q, k_pool, v_pool, o)
     _decode_attention_kernel[(groups, len(q), shared)](
         *pools, lse, table, options.moved, rows, lengths, options.sinks, parts, tops, totals,
-        *(x.stride(i) for x in pools for i in (0, 1)), table.stride(0), stride_parts,
+        *(x.stride(i) for x in pools for i in (0, 1)), stride_table, stride_parts,
         options.scale, options.cap or 1.0, options.window, shared, GROUP=group,
         BLOCK_M=max(16, triton.next_power_of_2(group)), PARTS=shared > 1, CAP=options.cap > 0,
-        MOVED=options.moved is not None,
+        MOVED=options.moved is not None, LIST=table.dim() == 1,
         num_stages=stages, num_warps=warps, **same,
     )  # fmt: skip
     if shared > 1:

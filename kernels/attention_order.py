@@ -11,7 +11,8 @@ Order       Keys lie at absolute positions 0, 1, 2, ... A split is SPLIT keys fr
 Bits depend on   D, dtype, arch, BLOCK_S, SPLIT and the row's own position - not on the other rows,
                  the phase, the chunk, the query tile, the grid, the warps or where the keys lie
 
-A tile or split that a row does not see is an exact no-op: the rescaling factor is exp2(0). Fusing
+A tile or split that a row does not see is an exact no-op: the rescaling factor is exp2(0), where
+values are finite, as they are assumed to be. Fusing
 of products and sums is switched off at launch, so that no compiler decides where to round.
 """
 

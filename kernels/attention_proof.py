@@ -18,7 +18,7 @@ from sgl_det.kernels.attention_decode import Work, decode_attention
 
 CHUNKS = (1, 17, 64)
 SHARED = (1, 3)
-_LAUNCHES = (Launch(16, 4, 2), Launch(64, 4, 3), Launch(128, 8, 3))
+_LAUNCHES = (Launch(16, 4, 2), Launch(32, 4, 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +94,8 @@ class _Requests:
     def others(self) -> Iterator[tuple[str, list[int], list[torch.Tensor]]]:
         """(what differs from a whole prompt, new tokens of each request, their attention)."""
         for launch in _LAUNCHES:
-            if launch.rows * self.heads.d <= 128 * 128:
-                name = f"with {launch.rows} rows a program"
-                yield name, self.lengths, self.extend(self.lengths, launch)
+            name = f"with {launch.rows} rows a program"
+            yield name, self.lengths, self.extend(self.lengths, launch)
         for chunk in CHUNKS:
             new = [min(chunk, n) for n in self.lengths]
             yield f"in a chunk of {chunk} tokens", new, self.extend(new, None)

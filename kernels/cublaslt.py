@@ -38,6 +38,10 @@ _SPLIT_K = (2, 4)
 _ALIGNMENT = 16  # bytes: how `linear` lays out what it passes on
 
 
+class Refused(RuntimeError):
+    """cuBLASLt did not make or set what it was asked for."""
+
+
 class _Algorithm(ctypes.Structure):
     _fields_ = (("data", c_uint64 * 8),)
 
@@ -105,16 +109,15 @@ def algorithms(
 ) -> tuple[Algorithm, ...]:
     """What cuBLASLt proposes for these numbers of rows, at most ``most`` for each, in its order.
 
-    Empty where this PyTorch has no cuBLASLt to ask.
+    Empty where this PyTorch has no cuBLASLt to ask, or one of another time.
     """
-    try:
-        _library()
-    except (OSError, AttributeError):  # not there, or of another time
-        return ()
     found: dict[str, Algorithm] = {}
-    for m in rows:
-        for algorithm in _proposed(n, k, m, dtype, bias, most):
-            found.setdefault(algorithm.name, algorithm)
+    try:
+        for m in rows:
+            for algorithm in _proposed(n, k, m, dtype, bias, most):
+                found.setdefault(algorithm.name, algorithm)
+    except (OSError, AttributeError, Refused):
+        return ()
     return tuple(found.values())
 
 
@@ -180,7 +183,10 @@ def _handle(device: int) -> c_void_p:
 
 @functools.cache
 def _operation(dtype: torch.dtype, bias: bool) -> c_void_p:
-    """weight transposed times x, both with K in front, in fp32; the bias added before rounding."""
+    """weight transposed times x, both with K in front, in fp32; the bias added before rounding.
+
+    One for all calls, which set its bias before they start: for one thread, as a worker has.
+    """
     operation, library = c_void_p(), _library()
     _check(library.cublasLtMatmulDescCreate(byref(operation), _COMPUTE_FP32, _FP32))
     _set(library.cublasLtMatmulDescSetAttribute, operation, _DESC_TRANSA, _OP_TRANSPOSE, 4)
@@ -216,4 +222,4 @@ def _set(function, what: c_void_p, attribute: int, value: int, size: int) -> Non
 
 def _check(status: int) -> None:
     if status:
-        raise RuntimeError(f"cuBLASLt refused with status {status}")
+        raise Refused(f"cuBLASLt refused with status {status}")

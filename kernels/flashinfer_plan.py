@@ -47,11 +47,6 @@ class Heads:
     def group(self) -> int:
         return self.qo // self.kv
 
-    @property
-    def slot_bytes(self) -> int:
-        """One row of partial results: 16-bit values and one fp32 LSE a query head."""
-        return self.qo * (2 * self.dim + 4)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
@@ -82,24 +77,31 @@ class _Offsets(NamedTuple):
     end: int
 
 
-def capture(batch: int, rows: int, heads: Heads, tile: int, chunk: int, *, context: int, pool: int):
-    """The sizes of a graph for ``batch`` requests with ``rows`` new tokens in all.
+def decode_splits(batch: int, chunk: int, *, context: int, pool: int) -> int:
+    """Splits that a captured decode batch has room for.
 
-    ``context`` is the longest request; ``pool`` the KV tokens that the batch may hold in sum, twice
-    over, since requests can share a prefix. Depends on nothing that changes from step to step.
+    ``context`` is the longest request. ``pool`` is the KV tokens there are; a batch may hold them
+    twice over, since requests can share a prefix. Nothing here changes from step to step.
     """
-    most = _ceil(context, chunk)
-    tiles = _ceil(rows * heads.group, tile) + batch - 1
-    if rows == batch:  # decode: one token a request
-        tiles = batch * _ceil(heads.group, tile)
-        splits = min(batch * most, batch + _ceil(2 * pool, chunk))
-        return Capture(items=splits * _ceil(heads.group, tile), rows=rows, slots=splits)
+    return min(batch * _ceil(context, chunk), batch + _ceil(2 * pool, chunk))
+
+
+def decode_capture(batch: int, heads: Heads, tile: int, splits: int) -> Capture:
+    """The sizes of a graph for ``batch`` requests with one new token each."""
+    return Capture(items=splits * _ceil(heads.group, tile), rows=batch, slots=splits)
+
+
+def prefill_capture(
+    batch: int, rows: int, heads: Heads, tile: int, chunk: int, *, context: int
+) -> Capture:
+    """The sizes of a graph for at most ``rows`` new tokens of ``batch`` requests."""
+    tiles, most = _ceil(rows * heads.group, tile) + batch - 1, _ceil(context, chunk)
     return Capture(items=tiles * most, rows=rows, slots=rows * most)
 
 
-def workspace_bytes(rows: int, heads: Heads, chunk: int, *, context: int) -> int:
-    """What partial results can take in a step of ``rows`` new tokens, whatever the batch."""
-    return _align(rows * _ceil(context, chunk) * heads.slot_bytes) + 16
+def workspace_bytes(slots: int, heads: Heads) -> int:
+    """What that many rows of partial results take. Raises WorkspaceTooSmall beyond 32 bits."""
+    return _float_offsets(slots, heads, None)[1]
 
 
 def plan(
@@ -219,10 +221,8 @@ def _check(tile: int, chunk: int) -> None:
     if tile not in TILES:
         raise ValueError(f"the query tile is {tile}, expected one of {TILES}")
     if chunk <= 0 or chunk % KV_TILE or chunk > ONE_PASS:
-        raise ValueError(
-            f"a split of {chunk} tokens does not end with a KV tile; "
-            f"expected a multiple of {KV_TILE}, at most {ONE_PASS}"
-        )
+        wanted = f"expected a multiple of the KV tile, {KV_TILE}, at most {ONE_PASS}"
+        raise ValueError(f"a split of {chunk} tokens cannot be held: {wanted}")
 
 
 def _fit(work: int, rows: int, slots: int, sizes: Capture | None) -> Capture:

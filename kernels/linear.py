@@ -39,7 +39,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     """y[..., n] = sum_k x[..., k] * weight[n, k] + bias[n], for 2-D weight [N, K].
 
     Strides and alignment of x never choose the kernel: rows that are not laid out as they were in
-    the proof are copied first. A weight that is not gets the canonical kernel.
+    the proof are copied first. A weight or bias that is not gets the canonical
+    kernel.
     Raises ValueError on dtypes or shapes that the kernels do not hold.
     """
     rows, (n, k) = x.reshape(math.prod(x.shape[:-1]), x.shape[-1]), weight.shape
@@ -49,7 +50,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
         return y if bias is None else y + bias
     rows = rows if _as_proven(rows) else rows.clone(memory_format=torch.contiguous_format)
     plan = PLANS.get(Shape(n=n, k=k, dtype=x.dtype, bias=bias is not None))
-    run = matmul.matmul if plan is None or not _as_proven(weight) else plan
+    proven = _as_proven(weight) and (bias is None or bias.data_ptr() % 16 == 0)
+    run = plan if plan is not None and proven else matmul.matmul
     return run(rows, weight, bias).view(*x.shape[:-1], n)
 
 

@@ -5,7 +5,8 @@ are common in bf16 logits, and how ``torch.topk`` orders them depends on k and o
 neighbour that asks for more changes the ids that a request is told. Here ties go to the lowest id.
 
 A request that loses its place before its first token was seen loses that token's log-probability
-in SGLang. Here it keeps it.
+in SGLang, and a prompt's log-probability of the vocabulary's last id is told as that of id 0. Here
+neither happens.
 """
 
 from __future__ import annotations
@@ -72,6 +73,21 @@ def _heard(original):
     return accept
 
 
+def _named(original):
+    @wraps(original)
+    def _process_input_token_logprobs(self, req, input_token_logprobs):
+        original(self, req, input_token_logprobs)
+        told, last = req.logprob.input_token_logprobs_idx, self.model_config.vocab_size - 1
+        asked = req.origin_input_ids[req.logprob_start_len :]
+        # SGLang tells of id 0 where a prompt holds the last id of the vocabulary.
+        if len(asked) == len(told) and last in asked:
+            req.logprob.input_token_logprobs_idx = [
+                last if x == last else y for x, y in zip(asked, told, strict=True)
+            ]
+
+    return _process_input_token_logprobs
+
+
 _TIES = "of ids with equal logprobs the lowest is listed first, whatever k others ask for"
 _TABLE = (
     ("top", f"{_MODULE}:get_top_logprobs_raw", "b022f4923e1a", _TIES, _ordered),
@@ -84,6 +100,15 @@ _TABLE = (
         "a request retracted before its first token has all its log-probabilities in the end",
         _heard,
         "none: it loses the first one in SGLang",
+    ),
+    (
+        "last_id",
+        "sglang.srt.managers.scheduler_components.logprob_result_processor"
+        ":SchedulerLogprobResultProcessor._process_input_token_logprobs",
+        "533830b2cc31",
+        "the last id of the vocabulary has its name among a prompt's log-probabilities",
+        _named,
+        "none: it is told as id 0 in SGLang",
     ),
 )
 

@@ -69,14 +69,18 @@ def _decode(original):
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         cap = logit_capping_mod(layer.logit_capping_method, layer.logit_cap)
         shared = _shared(self, len(q), layer.tp_k_head_num)
+        options = _options(layer, cap, sinks, score_mod, None)
+        # Lists of slots made before the graph is replayed: the scheduler may write the table then.
+        name = "window_kv_" if options.window >= 0 else "kv_"
+        ends = getattr(metadata, f"{name}indptr")[1 : len(q) + 1]
         o = decode_attention(
             q,
             pool.get_key_buffer(layer.layer_id),
             pool.get_value_buffer(layer.layer_id),
-            self.req_to_token,
-            forward_batch.req_pool_indices,
+            getattr(metadata, f"{name}indices"),
+            ends,
             forward_batch.seq_lens,
-            _options(layer, cap, sinks, score_mod, pool),
+            options,
             work=self.sgl_det_work,
             shared=shared,
         )
@@ -112,7 +116,7 @@ def _options(layer: Any, cap: float, sinks: Any, score_mod: Any, pool: Any):
 def _shared(backend: Any, batch: int, groups: int) -> int:
     """Programs for each request and key head: a GPU's worth of them, one where memory is short."""
     work = backend.sgl_det_work
-    if batch > len(work.parts):
+    if not work.holds(batch, backend.num_head, backend.v_head_dim):
         return 1
     return max(
         1, min(work.tops.shape[2], _PROGRAMS * backend.device_core_count // (batch * groups))
@@ -142,14 +146,18 @@ def _work(backend: Any):
 
 
 def _prove(backend: Any, model_runner: Any) -> None:
-    """Raise RuntimeError unless every way to compute attention gives the same bits here."""
+    """Raise RuntimeError unless prompts, chunks and decode give the same bits here."""
     from sgl_det.kernels import proof
     from sgl_det.kernels.attention import Options
     from sgl_det.kernels.attention_proof import Heads, first_mismatch
 
     sizes = (backend.num_head, backend.num_kv_head, backend.v_head_dim)
     heads = Heads(queries=sizes[0], keys=sizes[1], d=sizes[2], dtype=model_runner.dtype)
-    found = first_mismatch(heads, Options(sizes[2] ** -0.5))
+    config = model_runner.model_config.hf_text_config
+    cap = getattr(config, "attn_logit_softcapping", None) or 0.0
+    windows = {-1, -1 if backend.sliding_window_size is None else backend.sliding_window_size}
+    asked = [Options(sizes[2] ** -0.5, cap, window) for window in sorted(windows)]
+    found = next(filter(None, (first_mismatch(heads, options) for options in asked)), "")
     if found:
         raise RuntimeError(
             f"attention of {sizes[0]} heads of {sizes[2]} does not have one order on this GPU: "

@@ -65,6 +65,10 @@ def backend():
         custom_mask=None,
         qo_indptr=torch.tensor([0, 3, 8, 0, 0]),
         max_extend_len=5,
+        kv_indptr=torch.tensor([0, 13, 18, 0]),
+        kv_indices="slots",
+        window_kv_indptr=torch.tensor([0, 9, 14, 0]),
+        window_kv_indices="slots of windows",
         swa_out_cache_loc=None,
         out_cache_loc_full_physical=None,
     )
@@ -74,7 +78,9 @@ def backend():
         forward_metadata=metadata,
         req_to_token="table",
         device_core_count=132,
-        sgl_det_work=SimpleNamespace(parts=range(33), tops=torch.empty(33, 4, 80)),
+        num_head=4,
+        v_head_dim=8,
+        sgl_det_work=attention_decode.Work.allocate(33, 4, 80 * attention_order.SPLIT, 8, "cpu"),
         written=written,
         _set_kv_buffer=lambda *args: written.append(args[2:]),
     )
@@ -111,12 +117,15 @@ def test_decode_writes_its_keys_and_reads_the_table(calls, backend):
     assert where[0] is BATCH.out_cache_loc and (written_k is k, written_v is v) == (True, True)
     assert scales == [None, None]
     q, keys, values, table, rows, lengths, options, more = calls.decode[0]
-    assert q.shape == (2, 4, 8) and (keys, values, table) == ("keys 3", "values 3", "table")
-    assert rows is BATCH.req_pool_indices and lengths is BATCH.seq_lens
+    assert q.shape == (2, 4, 8) and (keys, values, table) == ("keys 3", "values 3", "slots")
+    assert rows.tolist() == [13, 18] and lengths is BATCH.seq_lens
     assert more == {"work": backend.sgl_det_work, "shared": 66} and options.scale == 0.5
     assert o.shape == (2, 32) and o.min() == 1
     triton._decode(lambda *args: None)(backend, q, k, v, LAYER, BATCH, save_kv_cache=False)
     assert len(backend.written) == 1
+    triton._decode(lambda *args: None)(backend, q, k, v, layer(sliding_window_size=8), BATCH)
+    _, _, _, table, rows, *_ = calls.decode[-1]
+    assert (table, rows.tolist()) == ("slots of windows", [9, 14])
 
 
 @pytest.mark.parametrize(
@@ -166,8 +175,12 @@ def started(monkeypatch):
     """Start a backend whose proof finds what is given."""
     monkeypatch.setattr(proof, "PROVEN", {})
 
-    def start(found=""):
-        monkeypatch.setattr(attention_proof, "first_mismatch", lambda heads, options: found)
+    def start(found="", window=None, asked=None):
+        def proof_of(heads, options):
+            (asked if asked is not None else []).append((options.cap, options.window))
+            return found
+
+        monkeypatch.setattr(attention_proof, "first_mismatch", proof_of)
         backend = SimpleNamespace(
             num_head=32,
             num_kv_head=8,
@@ -176,8 +189,11 @@ def started(monkeypatch):
             max_kv_splits=160,
             device_core_count=132,
             device="cpu",
+            sliding_window_size=window,
         )
-        triton._start(lambda self, runner: None)(backend, SimpleNamespace(dtype=torch.bfloat16))
+        config = SimpleNamespace(hf_text_config=SimpleNamespace(attn_logit_softcapping=50.0))
+        runner = SimpleNamespace(dtype=torch.bfloat16, model_config=config)
+        triton._start(lambda self, runner: None)(backend, runner)
         return backend
 
     return start
@@ -188,6 +204,12 @@ def test_start_proves_and_takes_memory_within_bounds(started):
     assert proof.PROVEN == {"rows": {"attention 32/8 heads of 128": "sgl_det"}}
     splits = -(-40960 // attention_order.SPLIT)
     assert backend.max_kv_splits == 1 and backend.sgl_det_work.parts.shape == (33, 32, splits, 128)
+
+
+def test_what_the_layers_ask_for_is_proven(started):
+    asked = []
+    started(window=512, asked=asked)
+    assert asked == [(50.0, -1), (50.0, 512)]
 
 
 def test_memory_bounds_the_requests_that_share(started, monkeypatch):

@@ -1,7 +1,7 @@
 """Configs of made-up models: named shapes, configs read from disk, the tensors they call for.
 
-Named shapes are dense decoders in Hugging Face's own fields. ``demo`` and ``cpu-mid`` are ours, for
-a CPU; the others have the published sizes of the models that they are named after.
+Named shapes are dense decoders in Hugging Face's own fields. ``demo``, its kin and ``cpu-mid`` are
+ours, for a CPU; the others have the published sizes of the models that they are named after.
 """
 
 from __future__ import annotations
@@ -135,6 +135,10 @@ _SENSITIVE = {"qk_norm": 6.0, "layer_growth": 2.0}
 
 SHAPES: dict[str, dict[str, Any]] = {
     "demo": _qwen3(256, 1024, 8, 4, 2, head_dim=64, vocab_size=320, **{FIELD: _SENSITIVE}),
+    "demo-llama": _llama(
+        256, 1024, 6, 64, 8.0, num_attention_heads=8, num_key_value_heads=2, vocab_size=320
+    ),
+    "demo-qwen2": _qwen2(896, 2432, 4, 14, 2, vocab_size=320),
     "cpu-mid": _qwen3(1024, 3072, 4, 16, 8, vocab_size=320),
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, 8, tie_word_embeddings=True),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, 8, tie_word_embeddings=True),

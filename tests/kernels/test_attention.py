@@ -9,7 +9,7 @@ import torch
 
 from sgl_det.kernels import attention_order
 from sgl_det.kernels.attention import Options, attention
-from sgl_det.kernels.attention_decode import decode_attention
+from sgl_det.kernels.attention_decode import Work, decode_attention
 from sgl_det.testing import assert_bitwise_equal
 
 from .attention_cases import Requests
@@ -121,6 +121,23 @@ def test_keys_of_a_window_may_lie_elsewhere_and_others_be_gone(case):
         o, _ = requests.decode(replace(options, moved=moved.int()), shared)
         for b in range(len(o)):
             assert_bitwise_equal(o[b], whole[b][-1], f"request {b}, {shared} programs")
+
+
+@pytest.mark.parametrize("case", CHOSEN)
+def test_decode_may_read_a_list_of_what_it_sees(case):
+    """As SGLang lists the slots before a step: all of them, or those of the window alone."""
+    requests, options = made(case)
+    expected, _ = requests.decode(options, 1)
+    seen = [min(n, options.window + 1) if options.window >= 0 else n for n in requests.lengths]
+    rows = [requests.table[r, :n] for r, n in zip(requests.rows, requests.lengths, strict=True)]
+    slots = torch.cat([row[len(row) - n :] for row, n in zip(rows, seen, strict=True)])
+    ends = torch.tensor(seen, device=DEVICE).cumsum(0).int()
+    work = Work.allocate(len(seen), requests.heads, max(requests.lengths), requests.d, DEVICE)
+    q, lengths = torch.stack([q[-1] for q in requests.q]), torch.tensor(requests.lengths)
+    pools = (q, requests.k, requests.v, slots, ends, lengths.to(DEVICE), options)
+    for shared in (1, 2):
+        o = decode_attention(*pools, work=work, shared=shared)
+        assert_bitwise_equal(o, expected, f"{shared} programs")
 
 
 def test_control_a_split_that_follows_the_length():

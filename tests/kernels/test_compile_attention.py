@@ -44,8 +44,9 @@ def case(name, kernel, d, constants, pointers, numbers, warps, stages) -> Case:
     )
 
 
-def extend(d, options) -> Case:
-    launch = attention._launch(4096, d, plain=not options["WINDOW"])
+def extend(d, options, arch=90) -> Case:
+    small = {"plain": not options["WINDOW"], "shared_kib": SHARED_KIB[arch]}
+    launch = attention.launch_for(4096, d, **small)
     constants = {**options, "MOVED": options["WINDOW"], "GROUP": GROUP, "BLOCK_M": launch.rows}
     shape = (launch.warps, launch.stages)
     return case(
@@ -64,12 +65,15 @@ def decode(d, options) -> Case:
     parts = dict.fromkeys(("parts_ptr", "tops_ptr", "totals_ptr"), "*fp32")
     numbers = ("stride_parts", "shared")
     kernel = attention_decode._decode_attention_kernel
-    return case("decode", kernel, d, constants, parts, numbers, *attention_decode.launch(d))
+    shape = (attention_decode.WARPS, attention_decode.STAGES)
+    return case("decode", kernel, d, constants, parts, numbers, *shape)
 
 
 CASES = [make(d, PLAIN) for d in order.HEAD_DIMS for make in (extend, decode)]
 CASES += [make(d, ALL) for d in (128, 256) for make in (extend, decode)]
-ELSEWHERE = [extend(128, PLAIN), decode(256, ALL)]
+OTHERS = [a for a in ARCHS if a != 90]
+ELSEWHERE = [(extend(d, PLAIN, a), a) for d in (128, 256) for a in OTHERS]
+ELSEWHERE += [(decode(256, ALL), a) for a in OTHERS]
 # Bytes of registers that may be parked in memory, where heads are large.
 PARKED = {256: 64}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -53,15 +56,19 @@ def test_runs_in_a_graph_and_in_any_stream():
 
 
 @pytest.mark.gpu
-def test_names_are_the_same_when_asked_again():
+def test_names_are_the_same_in_another_process():
     shape = Shape(n=768, k=512, dtype=torch.bfloat16)
     first = [a.name for a in algorithms(shape)]
-    cublaslt.algorithms.cache_clear()
-    assert [a.name for a in algorithms(shape)] == first and len(set(first)) == len(first)
+    code = (
+        "import torch; from sgl_det.kernels.cublaslt import algorithms; "
+        f"print(*(a.name for a in algorithms(768, 512, torch.bfloat16, False, {ROWS})), sep='|')"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.strip().split("|") == first and len(set(first)) == len(first)
 
 
 @pytest.mark.gpu
-def test_a_shape_that_it_does_not_hold_raises():
+def test_another_shape_raises_or_is_right():
     """K of an odd number of elements: no row but the first starts where a fast kernel needs it."""
     algorithm = algorithms(Shape(n=768, k=4096, dtype=torch.bfloat16))[0]
     data = operands("realistic", Shape(n=7, k=33, dtype=torch.bfloat16), 5, "cuda")
@@ -80,10 +87,11 @@ def test_gaps_between_rows_raise():
         algorithm(x, weight, None)
 
 
-def test_without_the_library_there_are_none(monkeypatch):
-    def missing():
-        raise OSError("libcublasLt.so.0: cannot open shared object file")
+@pytest.mark.parametrize("error", [OSError, AttributeError, cublaslt.Refused])
+def test_without_the_library_there_are_none(monkeypatch, error):
+    def missing(*args):
+        raise error("libcublasLt.so.0: cannot open shared object file")
 
-    monkeypatch.setattr(cublaslt, "_library", missing)
+    monkeypatch.setattr(cublaslt, "_operation", missing)
     shape = (8, 16, torch.bfloat16, False, (1,))
     assert cublaslt.algorithms.__wrapped__(*shape) == ()

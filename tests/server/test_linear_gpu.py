@@ -8,6 +8,7 @@ others leave out.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 
 import pytest
 import requests
@@ -76,6 +77,8 @@ def test_kernels_chosen_freely_are_several(reports):
 
 @pytest.mark.parametrize("name", [name for name in SERVERS if name != "free"])
 def test_bits_stay(reports, name):
+    if name == "deep_gemm" and find_spec("deep_gemm") is None:
+        pytest.skip("DeepGEMM is not installed")
     report, layers = reports.of(name)
     assert report.passed, report.table()
     row = compare_reports(reports.of("free")[0].to_json(), report.to_json())

@@ -83,4 +83,5 @@ def test_retracted_requests_keep_their_bits(servers):
 
 
 def test_control_stock_changes(servers):
-    assert differing(servers["stock"].url) != []
+    """More than the request whose first log-probability it may have lost."""
+    assert len(differing(servers["stock"].url)) > 2
