@@ -2,7 +2,8 @@
 
 usage: python -m benchmarks.kernels_json FILE.jsonl ... [--out KERNELS.json]
 
-A case that lies in several files counts as the last of them says. A row's kernel is the fastest one
+A case that lies in several files counts as the last of them says; with --keep, cases of the
+KERNELS.json that is there, and in no file, stay. A row's kernel is the fastest one
 that is bitwise, the baseline (PyTorch's default; for norms SGLang's fused kernel) only where no
 other is; its ratio is the baseline's time over the kernel's. Where nothing is bitwise there is no
 kernel, no time and no ratio. Its spread is by how much the rounds of some arm differ. Printed are
@@ -109,9 +110,22 @@ def _ratios(rows: Iterable[dict], least: int, most: int) -> list[float]:
     return [r["ratio"] for r in rows if r["ratio"] is not None and least <= r["m"] <= most]
 
 
-def document(cases: Sequence[dict], headers: dict[str, dict]) -> dict[str, Any]:
-    """All of kernels.json."""
-    rows = [row(case) for case in cases]
+def kept(before: dict[str, Any], cases: Sequence[dict]) -> tuple[list[dict], dict[str, dict]]:
+    """Rows of an earlier document that no case replaces, and the headers of their keys."""
+    new = {tuple(case[field] for field in _ID) for case in cases}
+    rows = [r for r in before["rows"] if tuple(r[field] for field in _ID) not in new]
+    keys = {r["key"] for r in rows}
+    about = {k: {"machine": before["versions"][k], "bits": before["bits"][k]} for k in keys}
+    return rows, about
+
+
+def document(
+    cases: Sequence[dict], headers: dict[str, dict], before: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """All of kernels.json; ``before``: an earlier one, whose other rows stay."""
+    old, about = kept(before, cases) if before else ([], {})
+    headers = about | headers
+    rows = [*old, *(row(case) for case in cases)]
     found = {}
     for name, norm, by in (("linear", False, ("dtype", "tp")), ("norms", True, ("op", "dtype"))):
         mine = [r for r in rows if (r["op"] in NORMS) == norm]
@@ -119,7 +133,8 @@ def document(cases: Sequence[dict], headers: dict[str, dict]) -> dict[str, Any]:
         found[name] = summary(mine, by, bits.values())
     gpu = next(iter(headers.values()))["machine"]["gpu"]
     versions = {key: header["machine"] for key, header in headers.items()}
-    return {"gpu": gpu, "versions": versions, "summary": found, "rows": rows}
+    bits = {key: header.get("bits", "") for key, header in headers.items()}
+    return {"gpu": gpu, "versions": versions, "bits": bits, "summary": found, "rows": rows}
 
 
 def known(case: dict, found: dict) -> str:
@@ -165,11 +180,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--keep", action="store_true", help="rows of OUT that are in no file stay")
     args = parser.parse_args(argv)
     cases, headers = read(args.files)
-    made = document(cases, headers)
+    before = json.loads(args.out.read_text(encoding="utf-8")) if args.keep else None
+    made = document(cases, headers, before)
     args.out.write_text(text(made), encoding="utf-8")
-    print(table(cases, made["rows"]))
+    print(table(cases, made["rows"][-len(cases) :]))
     for name, s in made["summary"].items():
         print(
             f"{name}: {s['cases']} cases, {s['bitwise']} bitwise; geometric mean {s['geomean']}, "

@@ -40,6 +40,26 @@ def made(tmp_path: Path, *cases: dict) -> dict:
     return kernels_json.document(*kernels_json.read([written(tmp_path / "a.jsonl", *cases)]))
 
 
+def test_rows_of_an_earlier_document_stay_where_nothing_replaces_them(tmp_path):
+    arms = {"default": [8, 0], "a": [4, 0]}
+    before = json.loads(json.dumps(made(tmp_path, case(arms, m=1), case(arms, m=2))))
+    file = written(
+        tmp_path / "b.jsonl",
+        case({"default": [8, 0], "a": [2, 0]}, m=2),
+        case({"fused": [2, 0], "sgl_det": [4, 0]}, op="rms_norm"),
+        header={"machine": MACHINE | {"torch": "2.1"}, "bits": "rows"},
+    )
+    after = kernels_json.document(*kernels_json.read([file]), before)
+    assert [(r["op"], r["m"], r["us"]) for r in after["rows"]] == [
+        ("qkv", 1, 4),
+        ("qkv", 2, 2),
+        ("rms_norm", 1, 4),
+    ]
+    keys = [r["key"] for r in after["rows"]]
+    assert keys[0] != keys[1] == keys[2] and set(after["versions"]) == set(keys)
+    assert after["summary"]["linear"]["bits"] == ["rows", HEADER["bits"]]
+
+
 @pytest.mark.parametrize(
     "arms, kernel, ratio",
     [
