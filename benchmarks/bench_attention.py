@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -49,10 +50,10 @@ class Case:
         self.starts = torch.arange(0, m * new + 1, new, device="cuda", dtype=torch.int64)
         self.options = Options(d**-0.5)
 
-    def decode(self, shared: int, work: Work | None) -> torch.Tensor:
+    def decode(self, shared: int, work: Work | None, **launch: int) -> torch.Tensor:
         last = self.q[self.new - 1 :: self.new]
         pools = (self.k, self.v, self.table, self.rows, self.lengths)
-        return decode_attention(last, *pools, self.options, work=work, shared=shared)
+        return decode_attention(last, *pools, self.options, work=work, shared=shared, **launch)
 
     def prefill(self, launch: Launch | None) -> torch.Tensor:
         pools = (self.k, self.v, self.table, self.rows, self.starts, self.lengths)
@@ -86,43 +87,38 @@ class Case:
         scale = self.options.scale
         return partial(extend_attention_fwd, *args, self.new, 1.0, 1.0, sm_scale=scale)
 
+    def differs(self, call: Callable[[], torch.Tensor], expected: torch.Tensor) -> int:
+        """Elements of the requests' last tokens whose bits differ; decode has no others."""
+        found = call()
+        if len(found) > self.m:
+            found = found[self.new - 1 :: self.new].contiguous()
+        return int((found.view(torch.int16) != expected.view(torch.int16)).sum())
 
-def _not_ours() -> int:
-    return 0
 
-
-def differing(a: torch.Tensor, b: torch.Tensor) -> int:
-    return int((a.view(torch.int16) != b.view(torch.int16)).sum())
-
-
-def _decode_differs(call, expected: torch.Tensor) -> int:
-    return differing(call(), expected)
+def not_compared() -> None:
+    """Upstream has an order of its own."""
 
 
 def measure_decode(case: Case) -> dict:
     expected = case.decode(1, None)
     work = Work.allocate(case.m, case.heads, case.n, case.d, "cuda")
     repeat = max(1, min(16, 100_000_000 // (case.m * case.n * case.groups * case.d * 4)))
-    arms = {"upstream": lambda: Arm("upstream", [case.upstream_decode()] * repeat, _not_ours)}
+    arms = {"upstream": lambda: Arm("upstream", [case.upstream_decode()] * repeat, not_compared)}
     for shared in SHARED:
         if shared == 1 or shared * case.m * case.groups <= 4096:
             call = partial(case.decode, shared, work)
-            differs = partial(_decode_differs, call, expected)
+            differs = partial(case.differs, call, expected)
             arms[f"shared {shared}"] = partial(Arm, f"shared {shared}", [call] * repeat, differs)
     return in_turn(arms)
 
 
 def measure_prefill(case: Case) -> dict:
     expected = case.decode(1, None)
-    arms = {"upstream": lambda: Arm("upstream", [case.upstream_prefill()] * 2, _not_ours)}
+    arms = {"upstream": lambda: Arm("upstream", [case.upstream_prefill()] * 2, not_compared)}
     for name, launch in LAUNCHES.items():
         call = partial(case.prefill, launch)
-        arms[name] = partial(Arm, name, [call] * 2, partial(_prefill_differs, case, call, expected))
+        arms[name] = partial(Arm, name, [call] * 2, partial(case.differs, call, expected))
     return in_turn(arms)
-
-
-def _prefill_differs(case: Case, call, expected: torch.Tensor) -> int:
-    return differing(call()[case.new - 1 :: case.new].contiguous(), expected)
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from sgl_det.make_model import resolve_model
 from sgl_det.probe import run_probe
-from sgl_det.server_process import ServerProcess
+from sgl_det.server_process import ServerProcess, running
 
 FLAGS = (
     "--device",
@@ -109,11 +109,7 @@ def main() -> int:
         "sgl_det": ServerProcess("sgl_det.launch_server", argv, log=logs / "ours", env=env),
     }
     found: dict[tuple[str, str], list[float]] = {}
-    try:
-        for server in servers.values():
-            server.start()
-        for server in servers.values():
-            server.wait_ready()
+    with running(servers.values()):
         for i in tqdm(range(args.rounds + 1), desc="rounds"):
             for arm, server in servers.items():
                 with alone(servers, arm):
@@ -124,9 +120,6 @@ def main() -> int:
         with alone(servers, "sgl_det"):
             report = run_probe(servers["sgl_det"].url, quick=True, axes=VERDICT_AXES)
         about = requests.get(f"{servers['sgl_det'].url}/determinism", timeout=60).json()
-    finally:
-        for server in servers.values():
-            server.stop()
     verdict = "bitwise" if report.passed else "diverged"
     rows = []
     for (workload, arm), values in found.items():

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 from linear_shapes import MODELS, layers
 
+from sgl_det import numerics
 from sgl_det.config import cache_folder
 from sgl_det.kernels.gpu_mode import MOST_ROWS
 from sgl_det.kernels.linear_candidates import Shape
@@ -32,14 +33,15 @@ def main() -> int:
     shapes = [Shape(n=x.n, k=x.k, dtype=torch.bfloat16) for x in layers(1, (args.model,))]
     cache = ProofCache(cache_folder() / "proofs", machine())
     torch.zeros(1, device="cuda")
-    result = {"gpu": machine()["gpu"], "model": args.model, "layers": len(shapes)}
+    about = {"gpu": machine()["gpu"], "key": numerics.key(machine()), "versions": machine()}
+    result = about | {"model": args.model, "layers": len(shapes)}
     for name in ("first_s", "cached_s"):
         begun = time.perf_counter()
         found = set_up(shapes, cache=cache, most_rows=MOST_ROWS)
         torch.cuda.synchronize()
         result[name] = round(time.perf_counter() - begun, 2)
     result["kernels"] = {f"{s.n}x{s.k}": layer.report["buckets"] for s, layer in found.items()}
-    print(json.dumps({k: v for k, v in result.items() if k != "kernels"}))
+    print(json.dumps({k: v for k, v in result.items() if k not in ("kernels", "versions")}))
     if args.out:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
     return 0

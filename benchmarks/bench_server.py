@@ -20,7 +20,7 @@ import requests
 
 from sgl_det.make_model import resolve_model
 from sgl_det.probe import run_probe
-from sgl_det.server_process import ServerProcess
+from sgl_det.server_process import ServerProcess, running
 
 POOL = ("--max-total-tokens", "160000", "--max-running-requests", "128")
 POOL = (*POOL, "--mem-fraction-static", "0.9", "--cuda-graph-max-bs-decode", "128")
@@ -94,22 +94,13 @@ def main() -> int:
         )
         for arm, module in ARMS.items()
     }
-    try:
-        begun = time.monotonic()
-        for server in servers.values():
-            server.start()
-        for arm, server in servers.items():
-            server.wait_ready(400)
-            print(f"{arm} ready after {time.monotonic() - begun:.0f} s", flush=True)
+    with running(servers.values(), 400):
         about = requests.get(f"{servers['sgl_det'].url}/determinism", timeout=60).json()
         args.out.with_suffix(".determinism.json").write_text(json.dumps(about, indent=1))
         found = measure(servers, args.rounds)
         args.out.with_suffix(".seconds.json").write_text(json.dumps(found))
         report = run_probe(servers["sgl_det"].url, quick=True, axes=VERDICT_AXES, progress=False)
         print(report.table(), flush=True)
-    finally:
-        for server in servers.values():
-            server.stop()
     verdict = "bitwise" if report.passed else "diverged"
     result = {"gpu": about["numerics"]["gpu"], "model": args.model, "rounds": args.rounds}
     result |= {"proof_s": about["kernels"]["seconds"]}

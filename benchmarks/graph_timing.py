@@ -22,11 +22,12 @@ def copies(size: int) -> int:
 class Arm:
     """One kernel in a CUDA graph of several calls, each with other copies of the operands.
 
-    mismatches   counts the elements that differ from the right ones; asked of the fast arms only
+    mismatches   counts the elements that differ from the right ones, or None where there are none
+                 to compare; asked of the fast arms only
     """
 
     def __init__(
-        self, name: str, calls: Sequence[Callable[[], object]], mismatches: Callable[[], int]
+        self, name: str, calls: Sequence[Callable[[], object]], mismatches: Callable[[], int | None]
     ):
         self.name, self.calls, self._count = name, len(calls), mismatches
         self.times: list[float] = []
@@ -36,7 +37,7 @@ class Arm:
         self.times.append(replay_us(self.graph, repeats) / self.calls)
 
     @cached_property
-    def mismatches(self) -> int:
+    def mismatches(self) -> int | None:
         return self._count()
 
     @property

@@ -18,12 +18,12 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from bench_attention import Case, differing
+from bench_attention import Case, not_compared
 from graph_timing import Arm, in_turn
 
 from sgl_det.kernels import attention_order as order
-from sgl_det.kernels.attention import Launch, attention
-from sgl_det.kernels.attention_decode import Work, decode_attention
+from sgl_det.kernels.attention import Launch
+from sgl_det.kernels.attention_decode import Work
 
 TILES, SPLITS = (64, 128), (512, 1024, 2048)
 PREFILL = [(8, 1024), (1, 16384)]
@@ -31,18 +31,6 @@ DECODE = [(1, 512), (1, 32768), (16, 384), (16, 8192), (128, 1024), (256, 2048)]
 PREFILL_LAUNCHES = [Launch(m, w, s) for m, w in ((64, 4), (64, 8), (128, 8)) for s in (2, 3, 5)]
 DECODE_LAUNCHES = [(w, s) for w in (2, 4, 8) for s in (2, 3, 4, 5)]
 PROGRAMS = (132, 264, 528)
-
-
-def prefill(case: Case, launch: Launch) -> torch.Tensor:
-    pools = (case.k, case.v, case.table, case.rows, case.starts, case.lengths)
-    return attention(case.q, *pools, case.new, case.options, launch=launch)
-
-
-def decode(case: Case, work: Work, shared: int, warps: int, stages: int) -> torch.Tensor:
-    last = case.q[case.new - 1 :: case.new]
-    pools = (case.k, case.v, case.table, case.rows, case.lengths)
-    more = {"work": work, "shared": shared, "warps": warps, "stages": stages}
-    return decode_attention(last, *pools, case.options, **more)
 
 
 def compile_some(shape: str, choices: list[tuple]) -> None:
@@ -53,40 +41,40 @@ def compile_some(shape: str, choices: list[tuple]) -> None:
         order.BLOCK_S, order.SPLIT = tile, split
         try:
             if isinstance(launch, Launch):
-                prefill(case, launch)
+                case.prefill(launch)
             else:
                 for shared in (1, 2):
-                    decode(case, work, shared, *launch)
+                    case.decode(shared, work, **_launch(launch))
         except Exception as error:  # too much shared memory: it is not timed either
             sys.stderr.write(f"{tile} {split} {launch}: {str(error).splitlines()[0][:100]}\n")
     torch.cuda.synchronize()
 
 
 def _arms_of_prefill(case: Case) -> dict:
-    expected = decode(case, None, 1, 4, 3)
-    arms = {"upstream": lambda: Arm("upstream", [case.upstream_prefill()] * 2, lambda: 0)}
+    expected = case.decode(1, None)
+    arms = {"upstream": lambda: Arm("upstream", [case.upstream_prefill()] * 2, not_compared)}
     for launch in PREFILL_LAUNCHES:
-        name, call = f"{launch.rows} rows w{launch.warps} s{launch.stages}", partial(prefill, case)
-        differs = partial(_differs, partial(call, launch), expected, case.new)
-        arms[name] = partial(Arm, name, [partial(call, launch)] * 2, differs)
+        name = f"{launch.rows} rows w{launch.warps} s{launch.stages}"
+        call = partial(case.prefill, launch)
+        arms[name] = partial(Arm, name, [call] * 2, partial(case.differs, call, expected))
     return arms
 
 
 def _arms_of_decode(case: Case, repeat: int) -> dict:
     work = Work.allocate(case.m, case.heads, case.n, case.d, "cuda")
-    expected = decode(case, work, 1, 4, 3)
-    arms = {"upstream": lambda: Arm("upstream", [case.upstream_decode()] * repeat, lambda: 0)}
+    expected = case.decode(1, None)
+    arms = {"upstream": lambda: Arm("upstream", [case.upstream_decode()] * repeat, not_compared)}
     shares = {max(1, p // (case.m * case.groups)) for p in PROGRAMS}
     for shared in sorted({min(s, -(-case.n // order.SPLIT)) for s in shares} | {1}):
-        for warps, stages in DECODE_LAUNCHES:
-            name = f"shared {shared} w{warps} s{stages}"
-            call = partial(decode, case, work, shared, warps, stages)
-            arms[name] = partial(Arm, name, [call] * repeat, partial(_differs, call, expected, 1))
+        for launch in DECODE_LAUNCHES:
+            name = f"shared {shared} w{launch[0]} s{launch[1]}"
+            call = partial(case.decode, shared, work, **_launch(launch))
+            arms[name] = partial(Arm, name, [call] * repeat, partial(case.differs, call, expected))
     return arms
 
 
-def _differs(call, expected: torch.Tensor, new: int) -> int:
-    return differing(call()[new - 1 :: new].contiguous(), expected)
+def _launch(of: tuple[int, int]) -> dict[str, int]:
+    return {"warps": of[0], "stages": of[1]}
 
 
 def main() -> int:

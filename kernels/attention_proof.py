@@ -44,8 +44,8 @@ def first_mismatch(
 
     of   numbers of keys of the requests that are tried, by default `lengths`
     """
-    requests = _Requests(heads, options, of or lengths(), device)
-    whole = requests.extend(requests.lengths, None)
+    requests = Requests(heads, options, of or lengths(), device)
+    whole, _ = requests.extend(requests.lengths)
     for name, new, found in requests.others():
         for b, n in enumerate(new):
             count = int((_bits(found[b]) != _bits(whole[b][-n:])).sum())
@@ -54,7 +54,7 @@ def first_mismatch(
     return ""
 
 
-class _Requests:
+class Requests:
     """Prompts of given lengths, their keys scattered over a pool."""
 
     def __init__(self, heads: Heads, options: Options, of: Sequence[int], device: str):
@@ -65,46 +65,49 @@ class _Requests:
             empty = torch.empty(shape, dtype=heads.dtype, device=device)
             return empty.normal_(generator=source)
 
-        slots, longest = sum(of), max(of)
+        slots, longest = sum(of) + 7, max(of)
         pool = (slots, heads.keys, heads.d)
         self.k, self.v = made(*pool), made(*pool)
         self.q = [made(n, heads.queries, heads.d) for n in of]
-        place = torch.randperm(slots, device=device, generator=source).int().split(list(of))
-        self.table = torch.zeros((len(of), longest), dtype=torch.int32, device=device)
-        for row, some in zip(self.table, place, strict=True):
-            row[: len(some)] = some
-        self.rows = torch.arange(len(of), device=device)
+        place = torch.randperm(slots, device=device, generator=source).int()
+        # Rows in another order than the requests, and more than there are.
+        self.table = torch.zeros((len(of) + 1, longest + 3), dtype=torch.int32, device=device)
+        self.rows = torch.arange(len(of), device=device).flip(0)
+        for row, some in zip(self.rows, place[: sum(of)].split(list(of)), strict=True):
+            self.table[row, : len(some)] = some
+        self.counts = torch.tensor(self.lengths, device=device)
         self.work = Work.allocate(len(of), heads.queries, longest, heads.d, device)
 
-    def extend(self, new: Sequence[int], launch: Launch | None) -> list[torch.Tensor]:
-        """The last ``new`` tokens of each request."""
+    def extend(
+        self, new: Sequence[int], launch: Launch | None = None
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The last ``new`` tokens of each request: ([o [new, H, D]], [lse [new, H]])."""
         q = torch.cat([x[len(x) - n :] for x, n in zip(self.q, new, strict=True)])
         starts = torch.tensor([0, *accumulate(new)], device=q.device)
-        pools = (self.k, self.v, self.table, self.rows, starts, self._lengths(q.device))
-        o = attention(q, *pools, max(new), self.options, launch=launch)
-        return list(o.split(list(new)))
+        pools = (self.k, self.v, self.table, self.rows, starts, self.counts)
+        lse = torch.empty(q.shape[:2], device=q.device)
+        o = attention(q, *pools, max(new), self.options, launch=launch, lse=lse)
+        return list(o.split(list(new))), list(lse.split(list(new)))
 
-    def decode(self, shared: int) -> list[torch.Tensor]:
-        """The last token of each request, by ``shared`` programs."""
+    def decode(self, shared: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last token of each request, by ``shared`` programs: (o [B, H, D], lse [B, H])."""
         q = torch.stack([x[-1] for x in self.q])
-        pools = (self.k, self.v, self.table, self.rows, self._lengths(q.device))
-        more = {"work": self.work, "shared": shared}
-        return list(decode_attention(q, *pools, self.options, **more).split(1))
+        lse = torch.empty(q.shape[:2], device=q.device)
+        pools = (self.k, self.v, self.table, self.rows, self.counts)
+        more = {"work": self.work, "shared": shared, "lse": lse}
+        return decode_attention(q, *pools, self.options, **more), lse
 
     def others(self) -> Iterator[tuple[str, list[int], list[torch.Tensor]]]:
         """(what differs from a whole prompt, new tokens of each request, their attention)."""
         for launch in _LAUNCHES:
             name = f"with {launch.rows} rows a program"
-            yield name, self.lengths, self.extend(self.lengths, launch)
+            yield name, self.lengths, self.extend(self.lengths, launch)[0]
         for chunk in CHUNKS:
             new = [min(chunk, n) for n in self.lengths]
-            yield f"in a chunk of {chunk} tokens", new, self.extend(new, None)
+            yield f"in a chunk of {chunk} tokens", new, self.extend(new)[0]
         for shared in SHARED:
             name = f"in decode by {shared} program{'s' * (shared > 1)}"
-            yield name, [1] * len(self.lengths), self.decode(shared)
-
-    def _lengths(self, device) -> torch.Tensor:
-        return torch.tensor(self.lengths, device=device)
+            yield name, [1] * len(self.lengths), list(self.decode(shared)[0].split(1))
 
 
 def _bits(t: torch.Tensor) -> torch.Tensor:

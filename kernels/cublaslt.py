@@ -7,6 +7,9 @@ proven, not assumed (`linear_proof`).
 
 Shapes      x [M, K]   weight [N, K]   bias [N]   y [M, N], all without gaps, bf16 | fp16
 Source      cuBLAS Library documentation, "Using the cuBLASLt API"
+
+The calls go through ctypes: nvmath-python has bindings, but a worker may only need what SGLang
+installs, and of them it would need ten functions.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,32 +67,29 @@ EXACT_RESCALE = (
         "maximum stands still: a tile without a visible key would rescale the row",
     ),
 )
+_in_dispatch = partial(
+    Edit,
+    file=_PREFILL,
+    function="BatchPrefillWithPagedKVCacheDispatched",
+    fingerprint="60800d92f351",
+)
 ONE_TREE = (
-    Edit(
+    _in_dispatch(
         name="one_warp_a_row",
-        file=_PREFILL,
-        function="BatchPrefillWithPagedKVCacheDispatched",
-        fingerprint="60800d92f351",
         old="kBf16VOSplit ? 2 : get_num_warps_kv(CTA_TILE_Q);",
         new="kBf16VOSplit ? 2\n"
         "      : (CTA_TILE_Q == 16 && HEAD_DIM_VO < 512) ? 1 : get_num_warps_kv(CTA_TILE_Q);",
         why="with 16 query rows, four warps take a quarter of each KV tile and merge at the end; "
         "with 64 and 128 one warp takes all of it",
     ),
-    Edit(
+    _in_dispatch(
         name="one_kv_tile",
-        file=_PREFILL,
-        function="BatchPrefillWithPagedKVCacheDispatched",
-        fingerprint="60800d92f351",
         old="          : (8 / NUM_MMA_Q);",
         new="          : (HEAD_DIM_VO < 512 ? 4 : 8 / NUM_MMA_Q);",
         why="the KV tile would be 128 keys for 64 query rows and 64 keys for 128",
     ),
-    Edit(
+    _in_dispatch(
         name="no_smaller_kv_tile",
-        file=_PREFILL,
-        function="BatchPrefillWithPagedKVCacheDispatched",
-        fingerprint="60800d92f351",
         old="  if (max_num_mma_kv_smem < 1) {",
         new="  if (max_num_mma_kv_smem < (HEAD_DIM_VO < 512 ? 4 : 1)) {",
         why="a GPU with less shared memory would silently take a smaller KV tile for some query "

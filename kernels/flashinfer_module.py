@@ -14,19 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sgl_det.kernels.flashinfer_plan import (
-    ONE_PASS,
-    Capture,
-    DecodePlan,
-    Heads,
-    Plan,
-    WorkspaceTooSmall,
-    decode_capture,
-    decode_splits,
-    plan,
-    prefill_capture,
-    workspace_bytes,
-)
+from sgl_det.kernels import flashinfer_plan as planner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +32,7 @@ class Order:
     short: int = 16
     long: int = 128
 
-    def tile(self, rows: int, batch: int, heads: Heads) -> int:
+    def tile(self, rows: int, batch: int, heads: planner.Heads) -> int:
         if rows * heads.group <= 16 * batch:
             return self.short
         return min(self.long, 64) if heads.dim >= 256 else self.long
@@ -55,7 +43,7 @@ class Settings:
     """This process's order, set before FlashInfer plans for the first time."""
 
     order: Order | None = None
-    decode: dict[tuple, DecodePlan] = field(default_factory=dict)
+    decode: dict[tuple, planner.DecodePlan] = field(default_factory=dict)
     rings: dict[int, Ring] = field(default_factory=dict)
 
 
@@ -74,7 +62,7 @@ class Ring:
         """Copy the image to the beginning of ``target``, in order with the current stream."""
         size, room = len(image), min(self.pinned.numel(), target.numel())
         if size > room:
-            raise WorkspaceTooSmall(
+            raise planner.WorkspaceTooSmall(
                 f"a plan of {size} bytes, expected at most {room}: lower --chunked-prefill-size"
             )
         whole = size > self.part
@@ -125,20 +113,20 @@ def module_plan(
             f"FlashInfer plans with pages of {page_size} tokens and order {order}; expected pages "
             "of 1 and an order: report it"
         )
-    heads = Heads(qo=num_qo_heads, kv=num_kv_heads, dim=head_dim_vo)
+    heads = planner.Heads(qo=num_qo_heads, kv=num_kv_heads, dim=head_dim_vo)
     room = float_workspace.numel() * float_workspace.element_size()
     # A window moves where splits begin, so it takes one.
-    chunk = ONE_PASS if window_left >= 0 else order.chunk
+    chunk = planner.ONE_PASS if window_left >= 0 else order.chunk
     qo, kv = qo_indptr.numpy()[: batch + 1], kv_indptr.numpy()[: batch + 1]
     tile = order.tile(rows if graph else int(qo[-1]), batch, heads)
     numbers = {"tile": tile, "chunk": chunk, "float_bytes": room}
     if not graph:
-        made = plan(qo, kv, heads, **numbers)
+        made = planner.plan(qo, kv, heads, **numbers)
     elif rows == batch and int(qo[-1]) == batch and bool((qo[1:] > qo[:-1]).all()):
         made = _decode(int_workspace.data_ptr(), batch, heads, numbers)(kv)
     else:
         sizes = _prefill_sizes(batch, rows, heads, tile, chunk)
-        made = plan(qo, kv, heads, sizes=sizes, **numbers)
+        made = planner.plan(qo, kv, heads, sizes=sizes, **numbers)
     return _sent(made, int_workspace, pinned)
 
 
@@ -149,31 +137,35 @@ def fits(kv_lens: Sequence[int] | np.ndarray) -> bool:
     """
     order, lengths = SETTINGS.order, np.asarray(kv_lens)
     splits = np.maximum(-(-lengths // order.chunk), 1)
-    room = decode_splits(len(lengths), order.chunk, context=order.context, pool=order.pool)
+    room = planner.decode_splits(len(lengths), order.chunk, context=order.context, pool=order.pool)
     return int(splits.sum()) <= room
 
 
-def workspace_needed(order: Order, rows: int, heads: Heads, batch: int) -> int:
+def workspace_needed(order: Order, rows: int, heads: planner.Heads, batch: int) -> int:
     """Bytes for steps of at most ``rows`` new tokens, or ``batch`` requests that decode."""
-    return workspace_bytes(max(rows, batch) * -(-order.context // order.chunk), heads)
+    return planner.workspace_bytes(max(rows, batch) * -(-order.context // order.chunk), heads)
 
 
-def _decode(buffer: int, batch: int, heads: Heads, numbers: dict[str, int]) -> DecodePlan:
+def _decode(
+    buffer: int, batch: int, heads: planner.Heads, numbers: dict[str, int]
+) -> planner.DecodePlan:
     key = (buffer, batch, heads, *numbers.values())
     made = SETTINGS.decode.get(key)
     if made is None:
         order, chunk = SETTINGS.order, numbers["chunk"]
-        splits = decode_splits(batch, chunk, context=order.context, pool=order.pool)
-        sizes = decode_capture(batch, heads, numbers["tile"], splits)
-        made = SETTINGS.decode[key] = DecodePlan(batch, heads, sizes=sizes, **numbers)
+        splits = planner.decode_splits(batch, chunk, context=order.context, pool=order.pool)
+        sizes = planner.decode_capture(batch, heads, numbers["tile"], splits)
+        made = SETTINGS.decode[key] = planner.DecodePlan(batch, heads, sizes=sizes, **numbers)
     return made
 
 
-def _prefill_sizes(batch: int, rows: int, heads: Heads, tile: int, chunk: int) -> Capture:
-    return prefill_capture(batch, rows, heads, tile, chunk, context=SETTINGS.order.context)
+def _prefill_sizes(
+    batch: int, rows: int, heads: planner.Heads, tile: int, chunk: int
+) -> planner.Capture:
+    return planner.prefill_capture(batch, rows, heads, tile, chunk, context=SETTINGS.order.context)
 
 
-def _sent(made: Plan, int_workspace: torch.Tensor, pinned: torch.Tensor) -> list[int]:
+def _sent(made: planner.Plan, int_workspace: torch.Tensor, pinned: torch.Tensor) -> list[int]:
     ring = SETTINGS.rings.get(pinned.data_ptr())
     if ring is None:
         ring = SETTINGS.rings[pinned.data_ptr()] = Ring(pinned)

@@ -209,16 +209,7 @@ def _check(parts, parts_lse, rows, out, lse, last, state, final) -> None:
 
 
 def reference(
-    parts: torch.Tensor,
-    parts_lse: torch.Tensor,
-    rows: Rows,
-    *,
-    out: torch.Tensor,
-    lse: torch.Tensor | None = None,
-    last: bool = False,
-    sinks: torch.Tensor | None = None,
-    state: State | None = None,
-    final: bool = True,
+    parts, parts_lse, rows, *, out, lse=None, last=False, sinks=None, state=None, final=True
 ) -> torch.Tensor:
     """`merge_chunks` in PyTorch, on any device; near it, since each device has its own exp2."""
     tokens, heads, d = out.shape

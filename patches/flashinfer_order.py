@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from sgl_det.patch import Patch
+from sgl_det.patches import chunks
 from sgl_det.patches.table import patches_of
 
 SPLIT_TOKENS = 1024  # KV tokens a split, in every phase; part of the numerics key
@@ -99,15 +100,6 @@ def _graph(original):
     return can_run_graph
 
 
-def _chunks(original):
-    @wraps(original)
-    def init_deterministic_inference_config(self):
-        original(self)
-        self.truncation_align_size = None
-
-    return init_deterministic_inference_config
-
-
 _BACKEND = "sglang.srt.layers.attention.flashinfer_backend:FlashInferAttnBackend"
 _RUNNER = "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner"
 _TABLE = (
@@ -126,14 +118,6 @@ _TABLE = (
         "a decode step with more splits than its captured grid runs eagerly, with the same bits",
         _graph,
         "none: SGLang does not split KV in deterministic graphs",
-    ),
-    (
-        "chunks",
-        "sglang.srt.managers.scheduler:Scheduler.init_deterministic_inference_config",
-        "2aaf577088fc",
-        "a prompt may be cut anywhere, since splits are at absolute positions",
-        _chunks,
-        "none: SGLang's order needs chunks of 4096 tokens",
     ),
 )
 
@@ -161,4 +145,5 @@ def patches() -> tuple[Patch, ...]:
             wrap=_headers,
         ),
         *patches_of("flashinfer", _TABLE),
+        *chunks.patches(),
     )

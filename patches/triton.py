@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any
 
 from sgl_det.patch import Patch
+from sgl_det.patches import chunks
 from sgl_det.patches.table import patches_of
 
 _BACKEND = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend"
@@ -167,15 +168,6 @@ def _prove(backend: Any, model_runner: Any) -> None:
     proof.PROVEN.setdefault("rows", {})[name] = "sgl_det"
 
 
-def _any_chunk(original):
-    @wraps(original)
-    def init_deterministic_inference_config(self):
-        original(self)
-        self.truncation_align_size = None
-
-    return init_deterministic_inference_config
-
-
 _TABLE: tuple[tuple[str, str, str, str, Callable, str], ...] = (
     (
         "extend",
@@ -201,17 +193,9 @@ _TABLE: tuple[tuple[str, str, str, str, Callable, str], ...] = (
         _start,
         "none: SGLang proves nothing",
     ),
-    (
-        "any_chunk",
-        "sglang.srt.managers.scheduler:Scheduler.init_deterministic_inference_config",
-        "2aaf577088fc",
-        "chunks of any size have one order, so none waits for a multiple of 4096 tokens",
-        _any_chunk,
-        "https://github.com/sgl-project/sglang/issues/36344",
-    ),
 )
 
 
 def patches() -> tuple[Patch, ...]:
     """The patches of a scheduler process that runs the Triton backend."""
-    return patches_of("triton", _TABLE)
+    return (*patches_of("triton", _TABLE), *chunks.patches())

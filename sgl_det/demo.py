@@ -15,7 +15,7 @@ from pathlib import Path
 from sgl_det.make_model import resolve_model
 from sgl_det.probe import run_probe
 from sgl_det.probe.table import DIVERGED, Report, format_table
-from sgl_det.server_process import ServerProcess
+from sgl_det.server_process import ServerProcess, running
 
 CHUNK = 256
 _COMMON = (
@@ -53,20 +53,14 @@ def main() -> int:
             "sgl_det": ServerProcess("sgl_det.launch_server", argv, log=Path(folder, "ours.log")),
         }
         try:
-            for server in arms.values():
-                server.start()
-            for server in arms.values():
-                server.wait_ready()
-            reports = {}
-            for name, server in arms.items():
-                _say(f"\nprobing {name} at {server.url}")
-                reports[name] = run_probe(server.url, quick=True)
+            with running(arms.values()):
+                reports = {}
+                for name, server in arms.items():
+                    _say(f"\nprobing {name} at {server.url}")
+                    reports[name] = run_probe(server.url, quick=True)
         except RuntimeError as error:
             _say(f"the demo could not be run: {error}")
             return 2
-        finally:
-            for server in arms.values():
-                server.stop()
     stock, ours = reports["stock"], reports["sgl_det"]
     _say("\n" + "\n".join(side_by_side(stock, ours)))
     for name, report in reports.items():

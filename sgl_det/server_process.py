@@ -7,7 +7,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -17,8 +18,8 @@ import requests
 class ServerProcess:
     """``python -m MODULE <argv> --port PORT``, its output in a log file.
 
-    Use as a context manager, or call ``start``, ``wait_ready`` and ``stop``. Starting several and
-    waiting afterwards brings them up side by side.
+    Use as a context manager, or call ``start``, ``wait_ready`` and ``stop``; several at once with
+    `running`.
     """
 
     def __init__(
@@ -113,6 +114,21 @@ class ServerProcess:
 
     def __exit__(self, *_exc) -> None:
         self.stop()
+
+
+@contextmanager
+def running(servers: Iterable[ServerProcess], timeout: float = 300.0) -> Iterator[None]:
+    """Servers that come up side by side; they are ready in the block, and stopped after it."""
+    servers = tuple(servers)
+    try:
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.wait_ready(timeout)
+        yield
+    finally:
+        for server in servers:
+            server.stop()
 
 
 def free_port() -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from sgl_det.check import FITS, judge_all
 from sgl_det.kernels import flashinfer_module, flashinfer_plan
-from sgl_det.patches import flashinfer_order
+from sgl_det.patches import chunks, flashinfer_order
 
 
 @pytest.fixture(autouse=True)
@@ -67,8 +67,11 @@ def test_step_beyond_its_grid_is_run_eagerly(theirs, lengths, ours):
 
 def test_chunks_are_not_aligned():
     scheduler = SimpleNamespace()
-    original = lambda self: setattr(self, "truncation_align_size", 4096)  # noqa: E731
-    flashinfer_order._chunks(original)(scheduler)
+
+    def original(self):
+        self.truncation_align_size = 4096
+
+    chunks._anywhere(original)(scheduler)
     assert scheduler.truncation_align_size is None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sgl_det.server_process import ServerProcess
+from sgl_det.server_process import ServerProcess, running
 from support import CPU, arguments
 
 
@@ -18,15 +18,8 @@ def servers(demo_model, tmp_path_factory):
         "ours": ServerProcess("sgl_det.launch_server", argv, log=logs / "ours.log", env=CPU),
         "again": ServerProcess("sgl_det.launch_server", argv, log=logs / "again.log", env=CPU),
     }
-    try:
-        for server in found.values():
-            server.start()
-        for server in found.values():
-            server.wait_ready(400)
+    with running(found.values(), 400):
         yield found
-    finally:
-        for server in found.values():
-            server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import requests
 
-from sgl_det.server_process import ServerProcess
+from sgl_det.server_process import ServerProcess, running
 from support import CPU, arguments
 
 pytestmark = pytest.mark.server
@@ -33,15 +33,8 @@ def servers(demo_model, tmp_path_factory):
         name: ServerProcess(f"sgl_det.{name}", argv, log=logs / f"{name}.log", env=CPU | RETRACT)
         for name in ("stock", "launch_server")
     }
-    try:
-        for server in found.values():
-            server.start()
-        for server in found.values():
-            server.wait_ready(400)
+    with running(found.values(), 400):
         yield found
-    finally:
-        for server in found.values():
-            server.stop()
 
 
 def bits(url: str, length: int) -> str:
