@@ -25,7 +25,7 @@ POOL = ("--max-total-tokens", "60000", "--max-running-requests", "128")
 POOL = (*POOL, "--mem-fraction-static", "0.9", "--cuda-graph-max-bs-decode", "64")
 SPEED = ("--disable-prefill-cuda-graph", "--skip-server-warmup")
 # SGLang's deterministic FlashInfer and Triton align chunks to 4096 tokens; smaller ones never run.
-CHUNK = {"flashinfer": "4096", "triton": "4096", "fa3": "2048"}
+CHUNK, ALIGNED = "2048", "4096"
 ARMS = {
     "sgl_det": ("sgl_det.launch_server", ()),
     "stock_det": ("sgl_det.stock", ("--enable-deterministic-inference",)),
@@ -53,7 +53,8 @@ def server(backend: str, arm: str, model: str, logs: Path) -> ServerProcess:
     """One server, not started."""
     module, extra = ARMS[arm]
     argv = ("--model-path", resolve_model(model), "--attention-backend", backend, *POOL, *SPEED)
-    argv = (*argv, "--chunked-prefill-size", CHUNK[backend], *extra)
+    chunk = ALIGNED if arm == "stock_det" and backend != "fa3" else CHUNK
+    argv = (*argv, "--chunked-prefill-size", chunk, *extra)
     return ServerProcess(module, argv, log=logs / f"{backend}-{arm}.log")
 
 

@@ -85,7 +85,8 @@ def chunks(say: Say, model: str) -> None:
     last = [sum(ends[: i + 1]) - 1 for i in every]
     step = pool.decoded(ends, c)()
     say(f"{model} chunked decode = prefill", differ(step, at(whole, last)))
-    say(f"{model} little memory", differ(pool.chunked([0] * len(ends), ends, c, rows=999), whole))
+    for how in ({"most_rows": 999}, {"many_rows": 1}, {"many_rows": 1 << 30}):
+        say(f"{model} {how}", differ(pool.chunked([0] * len(ends), ends, c, **how), whole))
     hit = [e // 2 for e in ends]
     rest = pool.chunked(hit, [e - p for e, p in zip(ends, hit, strict=True)], c)
     kept = [i for b, e in enumerate(ends) for i in range(last[b] - e + 1 + hit[b], last[b] + 1)]

@@ -3,10 +3,13 @@
 usage: check_flashinfer.py --out FILE [--parts bits,control,graph,host,decode,prefill]
 
 Needs a GPU, FlashInfer and nvcc, but no server. Every line of FILE is JSON and is written at once;
-a part that fails or runs out of time loses only its own rest. Lines of bits, control and graph
-count [rows that differ from those of one prefill of the whole sequence, rows]. 0 is right in `bits`
-and `graph`, and in `control` where `expected` is "equal"; where it is "differs", 0 means that the
-check is blind.
+a part that fails or runs out of time loses only its own rest, unless the GPU is lost to the process
+(an illegal access, say): then no other part is run, and the exit status is 1.
+Lines of bits, control and graph count [rows that differ from those of one prefill of the whole
+sequence, rows]. 0 is right in `bits` and `graph`, and in `control` where `expected` is "equal";
+where it is "differs", 0 means that the check is blind. Lines of decode and prefill are those of
+`graph_timing.in_turn`; for ours they count the rows that differ from those of calls without a
+graph.
 Modules that are compiled already are loaded as they are (`build_flashinfer.py` makes them).
 """
 
@@ -14,16 +17,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 from build_flashinfer import fa2_module
-from flashinfer_calls import CONTEXT, POOL, QWEN, Call, Pool
+from flashinfer_calls import CONTEXT, POOL, QWEN, Call, Pool, differing
 from time_flashinfer import decode, host, prefill
 
 from sgl_det.kernels import flashinfer_headers as headers
@@ -34,12 +39,6 @@ LENGTH, CHUNK = 2200, 1024
 POSITIONS = (0, 1, 62, 63, 64, 65, 127, 128, 500, 1022, 1023, 1024, 1025, 2047, 2048, 2049, 2199)
 STARTS = (1, 15, 16, 17, 63, 64, 65, 127, 128, 1000, 1023, 1024, 1025, 2048, 2190)
 LIMITS = {"bits": 45, "control": 15, "graph": 10, "host": 5, "decode": 50, "prefill": 30}
-
-
-def differing(rows: torch.Tensor, expected: torch.Tensor) -> int:
-    """Rows [T] of [T, H, D] in which any bit differs, or any value is NaN."""
-    bad = (rows.view(torch.int16) != expected.view(torch.int16)) | rows.isnan()
-    return int(bad.flatten(1).any(1).sum())
 
 
 def compare(module, pool, expected, spans, **how) -> list[int]:
@@ -164,6 +163,26 @@ def expired(*_: object) -> None:
     raise TimeoutError("out of time")
 
 
+def run_part(emit: Callable[[dict], None], name: str, seconds: float) -> bool:
+    """Run one part and write how it went; False if the GPU is lost to this process."""
+    start, line = time.monotonic(), {"part": name}
+    try:
+        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+        PARTS[name](emit)
+        torch.cuda.synchronize()  # what a kernel did wrong is this part's error
+    except Exception as error:  # the other parts are worth having, whatever this was
+        line["error"] = f"{type(error).__name__}: {error}"[:600]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    emit({**line, "seconds": round(time.monotonic() - start, 1)})
+    try:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    except RuntimeError:
+        return False
+    return True
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True)
@@ -180,20 +199,15 @@ def main() -> int:
                 stream.flush()
 
         emit({"part": "begin", "gpu": torch.cuda.get_device_name(), "torch": torch.__version__})
-        for name in args.parts.split(","):
-            start, limit = time.monotonic(), min(LIMITS[name], end - time.monotonic())
-            line = {"part": name}
-            try:
-                signal.setitimer(signal.ITIMER_REAL, max(limit, 0.001))
-                PARTS[name](emit)
-            except Exception as error:  # the other parts are worth having, whatever this was
-                line["error"] = f"{type(error).__name__}: {error}"[:600]
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            emit({**line, "seconds": round(time.monotonic() - start, 1)})
-            torch.cuda.empty_cache()
+        names = args.parts.split(",")
+        for i, name in enumerate(names, 1):
+            if not run_part(emit, name, min(LIMITS[name], end - time.monotonic())):
+                emit({"part": "end", "error": "the GPU is lost", "not_run": names[i:]})
+                return 1
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # where the GPU is lost, the destructors of pinned memory would abort

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from sgl_det.kernels import fa3_chunks
+from sgl_det.kernels import fa3_chunks, fa3_extend
 from sgl_det.kernels.fa3_chunks import Sequences, told_longest
 
 # query heads, key heads, head size; heads of 256 may be missing from a bundle.
@@ -51,6 +51,7 @@ class Pool:
             softmax_scale=self.d**-0.5,
             causal=s.causal,
             return_softmax_lse=True,
+            out=out,
             **options,
         )
         return o, lse
@@ -68,13 +69,13 @@ class Pool:
         s = Sequences(self.table[b].contiguous(), lengths, starts, max(new), causal)
         return self.call(q, s, **options)
 
-    def chunked(self, prefix, new, chunk, requests=None, rows=16384):
+    def chunked(self, prefix, new, chunk, requests=None, **how):
         """A prefill by the planner and the merge -> o, lse."""
         b = list(range(len(self.lengths))) if requests is None else requests
-        plan = fa3_chunks.plan_extend(prefix, new, self.table[b], chunk, rows)
+        plan = fa3_extend.plan_extend(prefix, new, self.table[b], chunk, **how)
         cut = zip(b, prefix, new, strict=True)
         q = torch.cat([self.q[i][p : p + n] for i, p, n in cut])
-        return fa3_chunks.extend_attention(self.call, q, plan)
+        return fa3_extend.extend_attention(self.call, q, plan)
 
     def decoded(self, ends, chunk, requests=None, spare=0) -> Callable[[], tuple]:
         """A decode step by the planner and the merge, to be called -> o, lse."""

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from fa3_pool import MODELS
 
-from sgl_det.kernels import fa3_chunks
+from sgl_det.kernels import fa3_chunks, fa3_extend
 from sgl_det.kernels.fa3_chunks import Sequences, told_longest
 from sgl_det.kernels.graph_timing import captured, replay_us
 
@@ -54,6 +54,7 @@ class Layers:
             causal=s.causal,
             num_splits=0 if normal else 1,
             scheduler_metadata=made,
+            out=out,
             return_softmax_lse=True,
         )
         return o, lse
@@ -139,7 +140,7 @@ def prefill_times(say: Callable[..., None], model: str) -> None:
             "one pass": partial(x.call, q=x.q, s=x.whole),
         }
         for chunk in CHUNKS:
-            plan = fa3_chunks.plan_extend([prefix] * m, [new] * m, x.table, chunk)
+            plan = fa3_extend.plan_extend([prefix] * m, [new] * m, x.table, chunk)
             arms[f"{chunk}"] = partial(_extend, x, plan)
         say(f"{model} prefill {m} x {new} after {prefix}", x.measured(arms))
         del x, arms, plan
@@ -147,4 +148,4 @@ def prefill_times(say: Callable[..., None], model: str) -> None:
 
 
 def _extend(x: Layers, plan, layer: int):
-    return fa3_chunks.extend_attention(partial(x.call, layer), x.q, plan)
+    return fa3_extend.extend_attention(partial(x.call, layer), x.q, plan)

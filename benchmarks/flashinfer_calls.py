@@ -27,6 +27,12 @@ def on_gpu(array: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(array)).to(DEVICE)
 
 
+def differing(rows: torch.Tensor, expected: torch.Tensor) -> int:
+    """Rows [T] of [T, H, D] in which any bit differs, or any value is NaN."""
+    bad = (rows.view(torch.int16) != expected.view(torch.int16)) | rows.isnan()
+    return int(bad.flatten(1).any(1).sum())
+
+
 class Pool:
     """Requests of n keys each, scattered over a pool with pages of one token."""
 

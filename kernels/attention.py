@@ -157,7 +157,7 @@ def attention(
         D=d,
         BLOCK_D=triton.next_power_of_2(d),
         BLOCK_M=launch.rows,
-        BLOCK_S=order.BLOCK_S,
+        BLOCK_S=order.tile(d, order.arch_of(q.device)),
         SPLIT=order.SPLIT,
         WINDOW=options.window >= 0,
         CAP=options.cap > 0,
@@ -171,8 +171,10 @@ def attention(
     return o
 
 
-def launch_for(rows: int, d: int, *, plain: bool = True, shared_kib: int = 227) -> Launch:
-    """A launch for requests of at most so many rows.
+def launch_for(
+    rows: int, d: int, tile: int, *, plain: bool = True, shared_kib: int = 227
+) -> Launch:
+    """A launch for requests of at most so many rows, and tiles of ``tile`` keys.
 
     plain        without a window and a cap, for whose sake a program has half the rows
     shared_kib   shared memory that a program may have; little of it holds half the rows of large
@@ -181,12 +183,14 @@ def launch_for(rows: int, d: int, *, plain: bool = True, shared_kib: int = 227) 
     small = d > 128 and shared_kib < 128
     largest = (128 if d <= 128 else 64) // (1 if plain and not small else 2)
     m = min(largest, max(16, triton.next_power_of_2(rows)))
-    return Launch(m, 8 if m * d >= 64 * 64 else 4, 2 if small else 3)
+    return Launch(m, 8 if m * d >= 64 * 64 else 4, 2 if small or tile > 64 else 3)
 
 
 def _launch(q: torch.Tensor, rows: int, options: Options) -> Launch:
     plain = options.window < 0 and not options.cap
-    return launch_for(rows, q.shape[2], plain=plain, shared_kib=_shared_kib(q.device))
+    d = q.shape[2]
+    tile = order.tile(d, order.arch_of(q.device))
+    return launch_for(rows, d, tile, plain=plain, shared_kib=_shared_kib(q.device))
 
 
 @functools.cache

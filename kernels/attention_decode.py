@@ -13,6 +13,7 @@ Dtypes      q, pools, o: bf16 | fp16; table int32; rows, lengths int32 or int64;
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ from sgl_det.kernels import attention_order as order
 from sgl_det.kernels.attention import Options, check
 from sgl_det.kernels.attention_order import empty, finish, merged, one_tile
 
-WARPS, STAGES = 4, 3  # of a program of decode, and tiles in flight
+WARPS = 4  # of a program of decode
 _AT_ONCE = 16  # splits that a program of the merge loads together
 
 
@@ -52,6 +53,20 @@ class Work:
         shape = (batch, heads, splits)
         parts = torch.empty((*shape, d), dtype=torch.float32, device=device)
         return cls(parts, *torch.empty((2, *shape), dtype=torch.float32, device=device))
+
+
+def stages_for(programs: int, d: int, device: torch.device) -> int:
+    """Tiles in flight: many where no multiprocessor has a second program to hide behind."""
+    alone = programs <= multiprocessors(device) and order.tile(d, order.arch_of(device)) > 64
+    return 5 if alone else 3
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; an interpreter has as many as an H200."""
+    if device.type != "cuda":
+        return 132
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @triton.jit(do_not_specialize=["window", "shared"])
@@ -159,7 +174,7 @@ def decode_attention(
     work: Work | None = None,
     shared: int = 1,
     warps: int = WARPS,
-    stages: int = STAGES,
+    stages: int | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -183,7 +198,7 @@ def decode_attention(
         "H": heads,
         "D": d,
         "BLOCK_D": triton.next_power_of_2(d),
-        "BLOCK_S": order.BLOCK_S,
+        "BLOCK_S": order.tile(d, order.arch_of(q.device)),
         "SPLIT": order.SPLIT,
         "WINDOW": options.window >= 0,
         "SINKS": options.sinks is not None,
@@ -197,7 +212,8 @@ def decode_attention(
         options.scale, options.cap or 1.0, options.window, shared, GROUP=group,
         BLOCK_M=max(16, triton.next_power_of_2(group)), PARTS=shared > 1, CAP=options.cap > 0,
         MOVED=options.moved is not None, LIST=table.dim() == 1,
-        num_stages=stages, num_warps=warps, **same,
+        num_stages=stages or stages_for(groups * len(q) * shared, d, q.device),
+        num_warps=warps, **same,
     )  # fmt: skip
     if shared > 1:
         _merge_splits_kernel[(heads, len(q))](

@@ -5,11 +5,11 @@ o[i, h] = sum_s p[s] v[s, h'] / sum_s p[s],   p[s] = exp(q[i, h] . k[s, h'] * sc
 Shapes      q, o [T, H, D]   k, v [slots, G, D]; query head h reads key head h' = h // (H / G)
 Dtypes      q, k, v, o: bf16 | fp16, all the same; scores, maxima, sums and accumulators in fp32
 Order       Keys lie at absolute positions 0, 1, 2, ... A split is SPLIT keys from a multiple of
-            SPLIT, a tile BLOCK_S keys from a multiple of BLOCK_S. Inside a split the tiles are
-            taken in ascending order with a running maximum; splits are merged in ascending order.
-            The sum of p is taken by the matrix unit, like p v, so that it follows no layout.
-Bits depend on   D, dtype, arch, BLOCK_S, SPLIT and the row's own position - not on the other rows,
-                 the phase, the chunk, the query tile, the grid, the warps or where the keys lie
+            SPLIT, a tile so many as `tile` says from a multiple of that. Inside a split the tiles
+            are taken in ascending order with a running maximum; splits are merged in ascending
+            order. The sum of p is taken by the matrix unit, like p v, so it follows no layout.
+Bits depend on   D, dtype, the tile, SPLIT and the row's own position - not on the other rows, the
+                 phase, the chunk, the query tile, the grid, the warps or where the keys lie
 
 A tile or split that a row does not see is an exact no-op: the rescaling factor is exp2(0), where
 values are finite, as they are assumed to be. Fusing
@@ -17,6 +17,8 @@ of products and sums is switched off at launch, so that no compiler decides wher
 """
 
 from __future__ import annotations
+
+import functools
 
 import torch
 import triton
@@ -26,7 +28,9 @@ from sgl_det.kernels.order import ReductionOrder
 
 DTYPES = (torch.bfloat16, torch.float16)
 HEAD_DIMS = (64, 80, 96, 128, 256)
-BLOCK_S, SPLIT = 64, 512
+# Keys a tile at most, and a split. Tiles of 128 need the shared memory of _LARGE.
+BLOCK_S, SPLIT = 128, 512
+_LARGE = (90, 100, 101, 103)
 LOG2_E = 1.4426950408889634
 
 
@@ -34,7 +38,21 @@ def reduction_order(*, d: int, dtype: torch.dtype, arch: int) -> ReductionOrder:
     """The order of one row. Raises ValueError on a head size or dtype that is not held."""
     if d not in HEAD_DIMS or dtype not in DTYPES:
         raise ValueError(f"no attention order for heads of {d} in {dtype}; there are {HEAD_DIMS}")
-    return ReductionOrder(axis="S", block=BLOCK_S, split=SPLIT)
+    return ReductionOrder(axis="S", block=tile(d, arch), split=SPLIT)
+
+
+def tile(d: int, arch: int) -> int:
+    """Keys a tile for heads of ``d`` on sm_``arch``; padded heads would need too many registers."""
+    return BLOCK_S if d in (64, 128) and arch in _LARGE else min(BLOCK_S, 64)
+
+
+@functools.cache
+def arch_of(device: torch.device) -> int:
+    """The arch of a device; an interpreter's is Hopper."""
+    if device.type != "cuda":
+        return 90
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 @triton.jit

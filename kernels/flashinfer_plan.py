@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sgl_det.kernels.flashinfer_order import KV_TILE
+
 ONE_PASS = 1 << 30  # a split that no context exceeds, and that added to a position fits in 32 bits
-KV_TILE = 64  # of every query tile, in a kernel built from `flashinfer_headers`
 TILES = (16, 64, 128)
 
 

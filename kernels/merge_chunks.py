@@ -28,8 +28,9 @@ import triton.language as tl
 
 DTYPES = (torch.bfloat16, torch.float16)
 _LOG2_E, _LN_2 = 1.4426950408889634, 0.6931471805599453
-# Any values give the same bits: chunks in flight, and rows from which a program takes four heads.
-UNROLL, MANY = 8, 4096
+# Any values give the same bits: chunks in flight, and rows from which a program takes eight heads
+# and two chunks at once, since then there are programs enough.
+UNROLL, MANY = 8, 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +163,15 @@ def merge_chunks(
     if not tokens:
         return out
     block_d = triton.next_power_of_2(d)
-    block_h = 1 if tokens < MANY else min(4, triton.next_power_of_2(heads))
+    few = tokens < MANY
+    block_h = 1 if few else min(8, triton.next_power_of_2(heads))
     kept = (None, None, None) if state is None else (state.top, state.total, state.acc)
     _merge_chunks_kernel[(tokens, triton.cdiv(heads, block_h))](
         parts, parts_lse, rows.first, rows.step, rows.count, *kept, out, lse, sinks,
         parts.stride(0), parts.stride(1), parts_lse.stride(0), out.stride(0), out.stride(1),
         0 if lse is None else lse.stride(0), H=heads, D=d, BLOCK_D=block_d, BLOCK_H=block_h,
-        UNROLL=UNROLL, STATE=state is not None, FINAL=final, LAST=last and final,
-        SINKS=sinks is not None, LSE=lse is not None,
+        UNROLL=UNROLL if few else min(UNROLL, 2), STATE=state is not None, FINAL=final,
+        LAST=last and final, SINKS=sinks is not None, LSE=lse is not None,
         num_warps=_warps(block_h * block_d), enable_fp_fusion=False,
     )  # fmt: skip
     return out

@@ -11,6 +11,9 @@ from typing import Any
 from sgl_det.patch import Patch
 from sgl_det.patches import (
     cpu,
+    fa3,
+    fa3_graphs,
+    fa3_start,
     flashinfer,
     gpu,
     grammar,
@@ -20,6 +23,7 @@ from sgl_det.patches import (
     requests,
     routes,
     scheduler,
+    triton,
     worker,
 )
 
@@ -30,8 +34,8 @@ def _gpu() -> tuple[Patch, ...]:
 
 _BACKENDS = {
     "flashinfer": lambda: (*_gpu(), *flashinfer.patches()),
-    "fa3": _gpu,
-    "triton": _gpu,
+    "fa3": lambda: (*_gpu(), *fa3_start.patches(), *fa3.patches(), *fa3_graphs.patches()),
+    "triton": lambda: (*_gpu(), *triton.patches()),
     "torch_native": lambda: (*cpu.patches(), *grammar.patches()),
 }
 

@@ -2,8 +2,7 @@
 
 What is planned once a forward (`sgl_det.kernels.fa3_chunks`) is kept on the tensor of the lengths,
 which every layer hands to FA3, so the one function that calls FA3 finds it there. Requests of at
-most one chunk take SGLang's own call. For the others each decode graph is captured a second time,
-with chunks, and the host picks the graph by the lengths that it knows.
+most one chunk take SGLang's own call. For decode graphs see `fa3_graphs`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sgl_det.patches.table import patches_of
 
 # No request of the forward has more than one chunk.
 WHOLE = "whole"
-_PLAN, _CHUNKED, LONG = "sgl_det_plan", "sgl_det_chunked", "sgl_det_chunks"
+PLAN, CHUNKED = "sgl_det_plan", "sgl_det_chunked"
 # Arguments by which a call of FA3 is something else than attention over a pool of one-token pages.
 _FOREIGN = (
     *("k", "v", "qv", "q_descale", "k_descale", "v_descale", "cache_batch_idx", "cache_leftpad"),
@@ -26,10 +25,11 @@ _FOREIGN = (
 
 def _call(original):
     from sgl_det.kernels import fa3_chunks as fa3
+    from sgl_det.kernels import fa3_extend
 
     @wraps(original)
     def flash_attn_with_kvcache(q, k_cache, v_cache, **given):
-        plan = getattr(given.get("cache_seqlens"), _PLAN, None)
+        plan = getattr(given.get("cache_seqlens"), PLAN, None)
         _check_call(plan, q, k_cache, given)
         told = partial(fa3.told_longest, q.shape[-1], q.shape[1] // k_cache.shape[2])
         ends = {"sinks": given.get("sinks"), "out": given.get("out")}
@@ -44,14 +44,14 @@ def _call(original):
 
         if isinstance(plan, fa3.Chunked):
             return fa3.decode_attention(one, q, plan, **ends)
-        if isinstance(plan, fa3.Extend):
-            return fa3.extend_attention(one, q, plan, **ends)[0]
+        if isinstance(plan, fa3_extend.Extend):
+            return fa3_extend.extend_attention(one, q, plan, **ends)[0]
         if ends["sinks"] is None:
             pinned = {"max_seqlen_q": told(given["max_seqlen_q"]), "num_splits": 1}
             return original(q, k_cache, v_cache, **given | pinned)
         names = ("page_table", "cache_seqlens", "cu_seqlens_q", "max_seqlen_q")
         whole = fa3.Sequences(*(given[name] for name in names), causal=True)
-        return fa3.extend_attention(one, q, fa3.Extend(whole, ()), **ends)[0]
+        return fa3_extend.extend_attention(one, q, fa3_extend.Extend(whole, ()), **ends)[0]
 
     return flash_attn_with_kvcache
 
@@ -103,21 +103,34 @@ def _check_backend(backend: Any, forward_batch: Any) -> None:
 
 def _eager_plan(backend: Any, forward_batch: Any) -> Any:
     """The plan of a forward whose lengths the host knows, or asks for."""
-    from sgl_det.kernels import fa3_chunks as fa3
+    from sgl_det.kernels.fa3_chunks import CHUNKS
 
-    metadata, chunk = backend.forward_metadata, fa3.CHUNKS[backend.head_dim]
+    metadata, chunk = backend.forward_metadata, CHUNKS[backend.head_dim]
     if forward_batch.forward_mode.is_decode_or_idle():
         known = forward_batch.seq_lens_cpu
         lengths = (forward_batch.seq_lens if known is None else known).tolist()
-        if max(lengths, default=0) <= chunk:
-            return WHOLE
-        capacity = sum(fa3.chunks_of(n, chunk) for n in lengths)
-        return fa3.plan_decode(metadata.cache_seqlens_int32, metadata.page_table, chunk, capacity)
+        return decode_plan(lengths, metadata.cache_seqlens_int32, metadata.page_table, chunk)
     prefix = [int(n) for n in forward_batch.extend_prefix_lens_cpu]
     new = [int(n) for n in forward_batch.extend_seq_lens_cpu]
+    return extend_plan(prefix, new, metadata.page_table, chunk)
+
+
+def decode_plan(lengths: list[int], on_gpu: Any, table: Any, chunk: int) -> Any:
+    """Of a step of decode; the lengths [B] are known to the host, and lie ``on_gpu``."""
+    from sgl_det.kernels.fa3_chunks import chunks_of, plan_decode
+
+    if max(lengths, default=0) <= chunk:
+        return WHOLE
+    return plan_decode(on_gpu, table, chunk, sum(chunks_of(n, chunk) for n in lengths))
+
+
+def extend_plan(prefix: list[int], new: list[int], table: Any, chunk: int) -> Any:
+    """Of ``new`` tokens of each request after ``prefix`` keys."""
+    from sgl_det.kernels.fa3_extend import plan_extend
+
     if max((p + n for p, n in zip(prefix, new, strict=True)), default=0) <= chunk:
         return WHOLE
-    return fa3.plan_extend(prefix, new, metadata.page_table, chunk)
+    return plan_extend(prefix, new, table, chunk)
 
 
 def _eager(original):
@@ -126,7 +139,7 @@ def _eager(original):
         original(self, forward_batch)
         _check_backend(self, forward_batch)
         plan = _eager_plan(self, forward_batch)
-        setattr(self.forward_metadata.cache_seqlens_int32, _PLAN, plan)
+        setattr(self.forward_metadata.cache_seqlens_int32, PLAN, plan)
 
     return init_forward_metadata
 
@@ -141,18 +154,18 @@ def _in_graph(original):
         if not forward_batch.forward_mode.is_decode_or_idle():
             return
         metadata, plan = self.forward_metadata, WHOLE
-        if getattr(self, _CHUNKED, False):
+        if getattr(self, CHUNKED, False):
             chunk, batch = fa3.CHUNKS[self.head_dim], len(metadata.cache_seqlens_int32)
             capacity = batch * fa3.chunks_of(self.max_context_len, chunk)
-            capacity = min(capacity, batch + _more_chunks(self))
+            capacity = min(capacity, batch + more_chunks(self))
             lengths, table = metadata.cache_seqlens_int32, metadata.page_table
             plan = fa3.plan_decode(lengths, table, chunk, capacity)
-        setattr(metadata.cache_seqlens_int32, _PLAN, plan)
+        setattr(metadata.cache_seqlens_int32, PLAN, plan)
 
     return init_forward_metadata_in_graph
 
 
-def _more_chunks(backend: Any) -> int:
+def more_chunks(backend: Any) -> int:
     """Chunks beyond the first of each request that a graph holds: a pool full of unshared keys."""
     from sgl_det.kernels.fa3_chunks import CHUNKS
 
@@ -165,7 +178,7 @@ def _metadata(original):
     @wraps(original)
     def _compute_scheduler_metadata(self, *lengths):
         make = self._get_scheduler_metadata
-        if getattr(self, _CHUNKED, False) or make is None:
+        if getattr(self, CHUNKED, False) or make is None:
             return None
         told = told_longest(self.head_dim, self.num_attention_heads // self.num_kv_heads, 1)
         self._get_scheduler_metadata = lambda **given: make(**given | {"max_seqlen_q": told})
@@ -177,63 +190,7 @@ def _metadata(original):
     return _compute_scheduler_metadata
 
 
-def _cuts(backend: Any) -> bool:
-    """Whether a request can have more than one chunk."""
-    from sgl_det.kernels.fa3_chunks import CHUNKS
-
-    chunk = CHUNKS.get(getattr(backend, "head_dim", 0))
-    return chunk is not None and backend.max_context_len > chunk
-
-
-def _capture(original):
-    @wraps(original)
-    def capture_one_shape(self, size, forward, stream_idx=None, variant_label=None):
-        if _cuts(self.attn_backend):
-            if variant_label is not None:
-                raise ValueError(f"graphs of the variant {variant_label} are not held")
-            # First, since a replay refreshes what the capture after it left in the backend.
-            setattr(self.attn_backend, _CHUNKED, True)
-            try:
-                original(self, size, forward, stream_idx, LONG)
-            finally:
-                setattr(self.attn_backend, _CHUNKED, False)
-        return original(self, size, forward, stream_idx, variant_label)
-
-    return capture_one_shape
-
-
-def _more(runner: Any, forward_batch: Any) -> int | None:
-    """Chunks beyond the first of each request, or None if the host does not know the lengths."""
-    from sgl_det.kernels.fa3_chunks import CHUNKS, chunks_of
-
-    if not _cuts(runner.attn_backend):
-        return 0
-    if forward_batch.seq_lens_cpu is None:
-        return None
-    chunk = CHUNKS[runner.attn_backend.head_dim]
-    return sum(chunks_of(n, chunk) - 1 for n in forward_batch.seq_lens_cpu.tolist())
-
-
-def _variant(original):
-    @wraps(original)
-    def _resolve_lora_variant(self, forward_batch):
-        return original(self, forward_batch) if _more(self, forward_batch) == 0 else LONG
-
-    return _resolve_lora_variant
-
-
-def _fits(original):
-    @wraps(original)
-    def can_run_graph(self, forward_batch):
-        more = _more(self, forward_batch)
-        fits = more == 0 or (more is not None and more <= _more_chunks(self.attn_backend))
-        return fits and original(self, forward_batch)
-
-    return can_run_graph
-
-
 _BACKEND = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend"
-_RUNNER = "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner"
 _TABLE = (
     (
         "call",
@@ -262,27 +219,6 @@ _TABLE = (
         "bbbb205964b9",
         "FA3's schedule is made for the KV tile that the call takes",
         _metadata,
-    ),
-    (
-        "capture",
-        f"{_RUNNER}.capture_one_shape",
-        "bab7bc7ab8a1",
-        "a graph with chunks beside each without, so short contexts do no more work than before",
-        _capture,
-    ),
-    (
-        "variant",
-        f"{_RUNNER}._resolve_lora_variant",
-        "a5b1aa93b36e",
-        "a batch takes the graph with chunks where one of its requests has more than one",
-        _variant,
-    ),
-    (
-        "fits",
-        f"{_RUNNER}.can_run_graph",
-        "677c14cc348e",
-        "a batch of more chunks than a graph holds runs without one, in the same order",
-        _fits,
     ),
 )
 

@@ -18,8 +18,6 @@ from sgl_det.patches.table import patches_of
 _BACKEND = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend"
 # Memory that decode may use for splits which several programs share, in bytes.
 _WORK_BYTES = 256 << 20
-# Programs a multiprocessor over which a decode step is spread.
-_PROGRAMS = 2
 
 
 def _extend(original):
@@ -115,13 +113,11 @@ def _options(layer: Any, cap: float, sinks: Any, score_mod: Any, pool: Any):
 
 
 def _shared(backend: Any, batch: int, groups: int) -> int:
-    """Programs for each request and key head: a GPU's worth of them, one where memory is short."""
+    """Programs for each request and key head: one a multiprocessor, fewer where memory is short."""
     work = backend.sgl_det_work
     if not work.holds(batch, backend.num_head, backend.v_head_dim):
         return 1
-    return max(
-        1, min(work.tops.shape[2], _PROGRAMS * backend.device_core_count // (batch * groups))
-    )
+    return max(1, min(work.tops.shape[2], backend.device_core_count // (batch * groups)))
 
 
 def _start(original):
@@ -141,7 +137,7 @@ def _work(backend: Any):
     from sgl_det.kernels.attention_decode import Work
 
     sizes = (backend.num_head, backend.max_context_len, backend.v_head_dim)
-    most = max(1, _PROGRAMS * backend.device_core_count // backend.num_kv_head)
+    most = max(1, backend.device_core_count // backend.num_kv_head)
     batch = max(1, min(most, _WORK_BYTES // Work.bytes_of(1, *sizes)))
     return Work.allocate(batch, *sizes, backend.device)
 

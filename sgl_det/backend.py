@@ -66,51 +66,44 @@ class Backend:
             raise ValueError(f"{self.name}: each axis must be claimed or not claimed, once")
 
 
-_TILE = "the kernel's query tile follows the mean prompt length of the batch, below 17 tokens"
+# What holds where prefill, chunks and decode take the keys in one order.
+_ONE_ORDER = _SCHEDULE | {Axis.CHUNKED_PREFILL, Axis.PREFIX_CACHE, Axis.PREFILL_VS_DECODE}
+
+
+def _split(tokens: int) -> Mapping[str, int | None]:
+    return MappingProxyType({"prefill": tokens, "decode": tokens})
+
+
 FLASHINFER = Backend(
     name="flashinfer",
     patches=lambda: patches.for_backend("flashinfer"),
-    claims=frozenset({Axis.RUN_TO_RUN, Axis.RESTART}),
-    not_claimed=MappingProxyType(
-        {
-            **_NOT_REACHED,
-            **dict.fromkeys(_SCHEDULE - {Axis.RUN_TO_RUN, Axis.RESTART}, _TILE),
-            Axis.CHUNKED_PREFILL: "the kernel's query tile follows the mean prompt length",
-            Axis.PREFIX_CACHE: "SGLang switches the radix cache off for this backend",
-            Axis.PREFILL_VS_DECODE: "prefill and decode use other tiles",
-        }
-    ),
+    claims=_ONE_ORDER,
+    not_claimed=MappingProxyType(_NOT_REACHED),
     head_dims=frozenset({64, 128, 256}),
-    split_tokens=MappingProxyType({"prefill": None, "decode": None}),
+    split_tokens=_split(1024),
     limits=(
-        "the radix cache is off",
-        "prefill and decode bits differ",
-        "batches whose prompts have 16 tokens or fewer on average take another tile",
+        "full attention only",
+        "prefill takes the FA2 kernel, compiled at the first start (some minutes) from headers "
+        "with five lines changed",
+        "a prompt's chunk keeps a partial result for every 1024 tokens of the longest context",
     ),
 )
 FA3 = Backend(
     name="fa3",
     patches=lambda: patches.for_backend("fa3"),
-    claims=_SCHEDULE | {Axis.CHUNKED_PREFILL, Axis.PREFIX_CACHE, Axis.PREFILL_VS_DECODE},
+    claims=_ONE_ORDER,
     not_claimed=MappingProxyType(_NOT_REACHED),
-    head_dims=frozenset({128}),
-    split_tokens=MappingProxyType({"prefill": None, "decode": None}),
-    limits=("head_dim 128 only: smaller heads take a tile that depends on the neighbours",),
+    head_dims=frozenset({64, 128}),
+    split_tokens=_split(4096),
+    limits=("full attention only", "Hopper only", "head sizes 64 and 128"),
 )
 TRITON = Backend(
     name="triton",
     patches=lambda: patches.for_backend("triton"),
-    claims=_SCHEDULE | {Axis.CHUNKED_PREFILL},
-    not_claimed=MappingProxyType(
-        {
-            **_NOT_REACHED,
-            Axis.PREFIX_CACHE: "a hit on tokens that were generated reuses decode's bits",
-            Axis.PREFILL_VS_DECODE: "prefill and decode are two kernels",
-        }
-    ),
-    head_dims=frozenset({64, 96, 128, 256}),
-    split_tokens=MappingProxyType({"prefill": None, "decode": 256}),
-    limits=("full attention only", "prefill and decode bits differ"),
+    claims=_ONE_ORDER,
+    not_claimed=MappingProxyType(_NOT_REACHED),
+    head_dims=frozenset({64, 80, 96, 128, 256}),
+    split_tokens=_split(512),
 )
 TORCH_NATIVE = Backend(
     name="torch_native",

@@ -28,7 +28,6 @@ _RECURRENT = ("mamba", "mamba2", "linear_attention", "recurrent", "conv", "gdn",
 _RECURRENT_FIELDS = ("mamba_d_state", "linear_num_value_heads", "hybrid_override_pattern")
 # Computed once per position, from a table that is filled when the model is loaded.
 _ROPE_TYPES = frozenset({"default", "linear", "llama3", "yarn", "dynamic"})
-FLASHINFER_WORKSPACE_BYTES = 2 << 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,28 +55,6 @@ def judge_model(context: Context) -> Iterator[tuple[ModelRule, str]]:
     met = [(rule, found) for rule in MODEL_RULES if (found := rule.find(context)) is not None]
     kinds = {rule.name for rule, _ in met} & _KINDS
     yield from ((rule, found) for rule, found in met if rule.name != "architecture" or not kinds)
-
-
-def largest_context(
-    *,
-    num_qo_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    chunk_tokens: int,
-    split_tokens: int,
-    workspace_bytes: int = FLASHINFER_WORKSPACE_BYTES,
-) -> int:
-    """The longest prompt, in tokens, whose split prefill fits FlashInfer's float workspace.
-
-    Each chunk of queries leaves one fp32 partial output and one log-sum-exp per query row, head and
-    KV split, with the rows of all heads of a group packed and padded to the kernel's query tile. A
-    prompt of one split leaves none, so ``split_tokens`` always fits.
-    """
-    group = num_qo_heads // num_kv_heads
-    tile = 64 if head_dim >= 256 else 128
-    rows = -(-chunk_tokens * group // tile) * tile
-    per_split = num_qo_heads * rows * (head_dim + 1) * 4
-    return max(1, workspace_bytes // per_split) * split_tokens
 
 
 def _architecture(context: Context) -> str | None:
@@ -194,25 +171,21 @@ def _rope(context: Context) -> str | None:
     return None
 
 
-def _longest_prompt(context: Context) -> int | None:
+def _partial_results(context: Context) -> str | None:
+    """FlashInfer keeps what each split gives for every new token, and counts in 32 bits."""
     split = context.limits.split_tokens.get("prefill")
     if context.limits.name != "flashinfer" or split is None:
         return None
-    config, chunk = context.model_config, context.server_args.chunked_prefill_size
-    return largest_context(
-        num_qo_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        chunk_tokens=chunk if chunk and chunk > 0 else config.context_len,
-        split_tokens=split,
-    )
-
-
-def _flashinfer_workspace(context: Context) -> str | None:
-    longest, length = _longest_prompt(context), context.model_config.context_len
-    if longest is None or length <= longest:
+    config, args = context.model_config, context.server_args
+    chunk, longest = args.chunked_prefill_size, config.context_len
+    rows = chunk if chunk and chunk > 0 else max(args.max_prefill_tokens or 0, longest)
+    elements = rows * -(-longest // split) * config.num_attention_heads * config.head_dim
+    if elements < 1 << 32:
         return None
-    return f"the context length is {length}, expected at most {longest} tokens"
+    return (
+        f"chunks of {rows} tokens in a context of {longest} leave {elements} partial results, "
+        f"expected fewer than {1 << 32}"
+    )
 
 
 MODEL_RULES = (
@@ -283,10 +256,10 @@ MODEL_RULES = (
         "were not reviewed",
     ),
     ModelRule(
-        name="flashinfer_workspace",
-        find=_flashinfer_workspace,
-        reason="a longer prompt overflows FlashInfer's workspace, which ends the server",
-        way_out=lambda context: f"use --context-length {_longest_prompt(context)}",
+        name="partial_results",
+        find=_partial_results,
+        reason="FlashInfer's kernel counts the results of KV splits in 32 bits",
+        way_out="use a smaller --chunked-prefill-size or --context-length",
         liftable=False,
     ),
 )

@@ -46,7 +46,7 @@ def parts(
         "page_size": runner.page_size,
         "tp": runner.server_args.tp_size,
         "norm_kind": _norm_kind(runner.device),
-        **_kernels(runner.device),
+        **_kernels(runner, backend.name),
         "patches": {p["name"]: p["fingerprint"] for p in patches},
     }
 
@@ -86,13 +86,22 @@ def _processor(device: str) -> dict[str, Any]:
     }
 
 
-def _kernels(device: str) -> dict[str, Any]:
+def _kernels(runner: Any, backend: str) -> dict[str, Any]:
     """The orders of our kernels, and which norms are not the fused ones."""
     from sgl_det.kernels import order, proof
 
+    orders = order.in_use(runner.device)
+    if runner.device == "cuda":
+        import torch
+
+        from sgl_det.kernels import attention_orders
+
+        major, minor = torch.cuda.get_device_capability()
+        sizes = {"d": runner.model_config.head_dim, "dtype": runner.dtype}
+        orders |= attention_orders.in_use(backend, **sizes, arch=10 * major + minor)
     rows = proof.PROVEN.get("rows", {})
     return {
-        "orders": order.in_use(device),
+        "orders": orders,
         "norms": {name: kernel.partition(",")[0] for name, kernel in rows.items()},
     }
 

@@ -57,7 +57,7 @@ def activate(config: Config) -> PatchSet:
         from sgl_det.backend import BACKENDS
         from sgl_det.kernels import proof
 
-        _allow_cpu_backend()
+        _allow_backends()
         if config.owner == os.getpid():
             found = PatchSet(patches.for_launcher(launch_hook.ready))
         else:
@@ -77,9 +77,11 @@ def patches_of_worker(backend: Backend) -> tuple[Patch, ...]:
     return (*patches.for_worker(worker), *backend.patches())
 
 
-def _allow_cpu_backend() -> None:
-    """Let SGLang accept its deterministic flag, and the radix cache, with ``torch_native``."""
+def _allow_backends() -> None:
+    """Let SGLang accept its deterministic flag, and the radix cache, with each backend of ours."""
     from sglang.srt import server_args
+
+    from sgl_det.backend import BACKENDS
 
     for known, add in (
         (
@@ -91,5 +93,4 @@ def _allow_cpu_backend() -> None:
             server_args.add_radix_supported_deterministic_attention_backend_choices,
         ),
     ):
-        if "torch_native" not in known:
-            add(["torch_native"])
+        add([name for name in BACKENDS if name not in known])

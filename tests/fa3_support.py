@@ -11,10 +11,9 @@ from sgl_det.kernels.fa3_chunks import (
     Sequences,
     chunks_of,
     decode_attention,
-    extend_attention,
     plan_decode,
-    plan_extend,
 )
+from sgl_det.kernels.fa3_extend import extend_attention, plan_extend
 from sgl_det.kernels.merge_chunks import reference
 
 BF16 = torch.bfloat16
@@ -66,11 +65,14 @@ class Pool:
         o = (torch.softmax(s, 0)[..., None] * v).sum(0)
         return o.to(q.dtype), torch.logsumexp(s, 0).float()
 
-    def prefill(self, prefix, chunk=CHUNK, rows=64, **options):
-        """New tokens after each ``prefix`` -> o and lse of every request."""
+    def prefill(self, prefix, chunk=CHUNK, rows=64, many=1 << 30, **options):
+        """New tokens after each ``prefix`` -> o and lse of every request.
+
+        From ``many`` rows behind a chunk, the past chunks are taken in place.
+        """
         new = [n - p for n, p in zip(LENGTHS, prefix, strict=True)]
         q = torch.cat([x[p:] for x, p in zip(self.q, prefix, strict=True)])
-        plan = plan_extend(prefix, new, self.table, chunk, rows)
+        plan = plan_extend(prefix, new, self.table, chunk, many_rows=many, most_rows=rows)
         o, lse = extend_attention(self.fa3, q, plan, merge=reference, **options)
         return o.split(new), lse.split(new, dim=1)
 

@@ -10,10 +10,10 @@ import torch
 from fa3_support import CHUNK, LENGTHS, G, H, Pool
 
 from sgl_det.check import FITS, judge_all
-from sgl_det.kernels import fa3_chunks
+from sgl_det.kernels import fa3_chunks, fa3_extend
 from sgl_det.kernels.fa3_chunks import Sequences
 from sgl_det.kernels.merge_chunks import reference
-from sgl_det.patches import fa3
+from sgl_det.patches import fa3, fa3_graphs, fa3_start
 from sgl_det.testing import assert_bitwise_equal
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "small")
@@ -24,9 +24,8 @@ WIDTH, EVERY = 48, tuple(range(len(LENGTHS)))
 def small(monkeypatch):
     """Heads of 64 stand for any: chunks of 8 tokens, and the merge in PyTorch."""
     monkeypatch.setitem(fa3_chunks.CHUNKS, 64, CHUNK)
-    for name in ("decode_attention", "extend_attention"):
-        call = partial(getattr(fa3_chunks, name), merge=reference)
-        monkeypatch.setattr(fa3_chunks, name, call)
+    for module, name in ((fa3_chunks, "decode_attention"), (fa3_extend, "extend_attention")):
+        monkeypatch.setattr(module, name, partial(getattr(module, name), merge=reference))
 
 
 class Mode(SimpleNamespace):
@@ -167,30 +166,30 @@ def test_each_graph_is_captured_with_chunks_first(server):
         seen.append((size, variant, self.attn_backend.sgl_det_chunked))
 
     runner = SimpleNamespace(attn_backend=server.backend)
-    fa3._capture(original)(runner, 4, None)
-    assert seen == [(4, fa3.LONG, True), (4, None, False)]
+    fa3_graphs._capture(original)(runner, 4, None)
+    assert seen == [(4, fa3_graphs.LONG, True), (4, None, False)]
     with pytest.raises(ValueError, match="variant lora"):
-        fa3._capture(original)(runner, 4, None, None, "lora")
+        fa3_graphs._capture(original)(runner, 4, None, None, "lora")
     server.backend.max_context_len = CHUNK
     seen.clear()
-    fa3._capture(original)(runner, 4, None, None, "lora")
+    fa3_graphs._capture(original)(runner, 4, None, None, "lora")
     assert seen == [(4, "lora", False)]
 
 
 def test_the_host_picks_the_graph(server):
     runner = SimpleNamespace(attn_backend=server.backend)
-    variant, fits = fa3._variant(lambda *_: None), fa3._fits(lambda *_: True)
+    variant, fits = fa3_graphs._variant(lambda *_: None), fa3_graphs._fits(lambda *_: True)
     for lengths, name, fit in (
         ([1, CHUNK], None, True),
-        ([1, CHUNK + 1], fa3.LONG, True),
-        ([48, 41], fa3.LONG, True),
-        ([48, 48, 9], fa3.LONG, False),  # 11 chunks beyond the first, where 80 // 8 fit
+        ([1, CHUNK + 1], fa3_graphs.LONG, True),
+        ([48, 41], fa3_graphs.LONG, True),
+        ([48, 48, 9], fa3_graphs.LONG, False),  # 11 chunks beyond the first, where 80 // 8 fit
         ([], None, True),
     ):
         batch = SimpleNamespace(seq_lens_cpu=torch.tensor(lengths, dtype=torch.int64))
         assert (variant(runner, batch), fits(runner, batch)) == (name, fit), lengths
     unknown = SimpleNamespace(seq_lens_cpu=None)
-    assert variant(runner, unknown) == fa3.LONG and not fits(runner, unknown)
+    assert variant(runner, unknown) == fa3_graphs.LONG and not fits(runner, unknown)
     server.backend.max_context_len = CHUNK
     assert variant(runner, unknown) is None and fits(runner, unknown)
 
@@ -234,6 +233,7 @@ def test_other_models_are_refused(server, change):
 
 
 def test_table_fits_what_is_installed():
-    ours = fa3.patches()
-    assert [v for v in judge_all(ours) if v.verdict != FITS] == []
-    assert [p.name for p in ours] == [f"fa3.{row[0]}" for row in fa3._TABLE]
+    for module in (fa3, fa3_graphs, fa3_start):
+        ours = module.patches()
+        assert [v for v in judge_all(ours) if v.verdict != FITS] == []
+        assert [p.name for p in ours] == [f"fa3.{row[0]}" for row in module._TABLE]

@@ -1,7 +1,7 @@
 """The probe against a make-believe server in this process: what it sees, and how it ends.
 
 The fake answers as a function of the prompt, and can be told to let something else in: the number
-of requests in flight, the prefix cache, a stream.
+of requests in flight, the prefix cache, what decode wrote there, a split of the KV, a stream.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sgl_det.probe.runner import DRIVEN, probe
 
 KEY = "0123456789ab"
 VOCAB = 300
+SPLIT = 200
 
 
 class Fake:
@@ -29,6 +30,7 @@ class Fake:
     ):
         self.leak, self.claims, self.die_after = leak, claims, die_after
         self.seen: list[tuple[int, ...]] = []
+        self.decoded_from: list[int] = []  # the position at which each of them was generated
         self.running = self.served = 0
         self.key = KEY
         self.radix = True
@@ -46,7 +48,9 @@ class Fake:
     async def determinism(self, _request):
         if self.claims is None:
             raise web.HTTPNotFound()
-        return web.json_response({"key": self.key, "claims": self.claims, "not_claimed": {}})
+        found = {"key": self.key, "claims": self.claims, "not_claimed": {}}
+        numerics = {"split_tokens": {"prefill": None, "decode": SPLIT}}
+        return web.json_response(found | {"numerics": numerics})
 
     async def info(self, _request):
         limits = {"max_total_num_tokens": 9000, "max_req_input_len": 1000}
@@ -58,8 +62,12 @@ class Fake:
         return web.json_response({"tokens": list((await request.json())["prompt"].encode())})
 
     async def flush(self, _request):
-        self.seen.clear()
+        self.forget()
         return web.Response()
+
+    def forget(self):
+        self.seen.clear()
+        self.decoded_from.clear()
 
     async def generate(self, request):
         body = await request.json()
@@ -95,8 +103,11 @@ class Fake:
 
     def reply(self, body: dict, n: int) -> dict:
         ids = tuple(body.get("input_ids") or body["text"].encode())
-        cached = max((_common(ids[:-1], s) for s in self.seen), default=0) if self.radix else 0
+        hits = [_common(ids[:-1], s) if self.radix else 0 for s in self.seen]
+        cached = max(hits, default=0)
+        decoded = any(h > start for h, start in zip(hits, self.decoded_from, strict=True))
         extra = {"batch": n > 1, "cache": cached > 0, "stream": body.get("stream")}
+        extra["decoded"] = decoded
         start = body.get("logprob_start_len", -1)
         if start >= 0:
             extra["prefill"] = True
@@ -104,6 +115,7 @@ class Fake:
             ids, body["sampling_params"]["max_new_tokens"], bool(extra.get(self.leak))
         )
         self.seen.append(ids + tuple(t for t, _ in rows))
+        self.decoded_from.append(len(ids))
         meta = {"cached_tokens": cached, "completion_tokens": len(rows)}
         if body["return_logprob"]:
             k = body["top_logprobs_num"]
@@ -123,8 +135,9 @@ class Fake:
 
     def decode(self, ids: tuple[int, ...], n: int, leak: bool) -> list[tuple[int, float]]:
         rows = []
-        for _ in range(n):
-            token, logprob = _next(ids, leak)
+        for i in range(n):
+            across = self.leak == "split" and i > 0 and len(ids) > SPLIT
+            token, logprob = _next(ids, leak or across)
             rows.append((token, logprob))
             ids = (*ids, token)
         return rows
@@ -196,6 +209,27 @@ def test_each_leak_is_seen_on_its_axis(leak, axis):
     assert report.key is None and not report.passed
 
 
+@pytest.mark.parametrize(
+    "leak, axis, case",
+    [
+        ("split", Axis.PREFILL_VS_DECODE, f"rescored across {SPLIT}"),
+        ("decoded", Axis.PREFIX_CACHE, "turn 2 after 61 and 8 generated"),
+    ],
+)
+def test_leaks_at_an_edge_are_seen(leak, axis, case):
+    report = drive(Fake(leak=leak, claims=ALL), axes=[axis, Axis.BATCH_SIZE], quick=False)
+    assert report.row(axis).first.case == case
+    assert report.row(Axis.BATCH_SIZE).verdict == "bitwise"
+    assert report.server["edges"] == [64, 128, SPLIT, 2 * SPLIT]
+
+
+def test_what_does_not_begin_in_time_is_left_out_and_said():
+    axes = [Axis.RUN_TO_RUN, Axis.STREAMING]
+    report = drive(Fake(claims=ALL), axes=axes, limit_s=0.0)
+    assert {report.row(a).verdict for a in axes} == {"not tested"} and not report.passed
+    assert report.row(Axis.RUN_TO_RUN).note == "6 cases left out, the time was over"
+
+
 def test_an_axis_that_is_not_claimed_may_diverge():
     claims = [a for a in ALL if a != Axis.PREFIX_CACHE]
     report = drive(Fake("cache", claims), axes=[Axis.PREFIX_CACHE, Axis.RUN_TO_RUN])
@@ -217,7 +251,7 @@ def test_a_claimed_cache_that_never_hits_fails():
     original = fake.reply
 
     def forgetful(body, n):
-        fake.seen.clear()
+        fake.forget()
         return original(body, n)
 
     fake.reply = forgetful

@@ -16,7 +16,7 @@ import pytest
 from sgl_det.argument_table import TABLE
 from sgl_det.axis import Axis
 from sgl_det.backend import BACKENDS
-from sgl_det.model_rules import MODEL_RULES, largest_context
+from sgl_det.model_rules import MODEL_RULES
 from sgl_det.refusals import VARIABLES, judge
 
 QWEN3 = {
@@ -301,7 +301,7 @@ def test_refused_kind_of_model(resolve, name, field, value):
 
 def test_every_model_rule_is_provoked():
     other = {"multimodal", "embedding", "attention_sinks", "mla", "head_dim"}
-    limits = {"model_dtype", "flashinfer_workspace"}
+    limits = {"model_dtype", "partial_results"}
     assert {rule.name for rule in MODEL_RULES} == MODELS.keys() | other | limits
 
 
@@ -327,58 +327,27 @@ def test_backend_that_holds_windows(resolve):
     assert names_of(judged(args, Limits(windows=True))) == []
 
 
-# Chunk 8192 and splits of 4096, as SGLang has them on an H200: 32 heads of 128 in groups of 4 need
-# 516 MiB per split, so three fit into 2 GiB; the other two shapes need more than 1 GiB per split.
-@pytest.mark.parametrize(
-    "heads, kv_heads, head_dim, longest",
-    [(32, 8, 128, 12288), (64, 8, 128, 4096), (24, 4, 256, 4096)],
-    ids=["32-8-128", "64-8-128", "24-4-256"],
-)
-def test_longest_prompt_of_flashinfer(heads, kv_heads, head_dim, longest):
-    found = largest_context(
-        num_qo_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        chunk_tokens=8192,
-        split_tokens=4096,
-    )
-    assert found == longest
-
-
-def test_prompt_that_overflows_flashinfers_workspace(resolve, sglang):
-    shape = {"num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 40960}
-    limits = Limits(name="flashinfer", split_tokens={"prefill": 4096})
+# 8192 new tokens, each with 40 or 128 splits of 32 heads of 128: 2^30 results, or 2^32.
+def test_partial_results_of_flashinfer_are_counted_in_32_bits(resolve, sglang):
+    shape = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    backend = {"device": "cuda", "attention_backend": "flashinfer", "chunked_prefill_size": 8192}
+    limits = Limits(name="flashinfer", split_tokens={"prefill": 1024})
     with h200(sglang):
-        args = resolve(shape, device="cuda", attention_backend="flashinfer")
-        short = resolve(shape, device="cuda", attention_backend="flashinfer", context_length=12288)
-    (refusal,) = judged(args, limits, allow={"flashinfer_workspace"}).refusals[1:]
-    assert refusal.name == "flashinfer_workspace"
-    assert "--context-length 12288" in refusal.sentence and "--det-allow" not in refusal.sentence
+        long = resolve(shape | {"max_position_embeddings": 131072}, **backend)
+        short = resolve(shape | {"max_position_embeddings": 40960}, **backend)
+    (refusal,) = judged(long, limits, allow={"partial_results"}).refusals[1:]
+    assert refusal.name == "partial_results" and "--det-allow" not in refusal.sentence
+    assert "--chunked-prefill-size" in refusal.sentence and str(1 << 32) in refusal.sentence
     assert judged(short, limits).refusals == ()
-    without_splits = Limits(name="flashinfer", split_tokens={"prefill": None})
-    assert judged(args, without_splits).refusals == ()
+    assert judged(long, Limits(name="flashinfer")).refusals == ()
 
 
-@pytest.mark.parametrize(
-    "backend, chunk, context, environ, fine",
-    [
-        ("triton", 2048, 8192, {}, False),
-        ("flashinfer", 4095, 8192, {}, False),
-        ("triton", 4096, 8192, {}, True),
-        ("triton", -1, 8192, {}, True),
-        ("triton", 2048, 2048, {}, True),
-        ("fa3", 2048, 8192, {}, True),
-        ("triton", 2048, 8192, {"SGLANG_TRITON_PREFILL_TRUNCATION_ALIGN_SIZE": "1024"}, True),
-    ],
-)
-def test_chunk_that_is_never_scheduled(resolve, backend, chunk, context, environ, fine):
-    args = resolve(
-        {"max_position_embeddings": context},
-        device="cuda",
-        attention_backend=backend,
-        chunked_prefill_size=chunk,
-    )
-    assert (names_of(judged(args, environ=environ)) == []) == fine
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
+@pytest.mark.parametrize("chunk", [-1, 1, 512, 16384])
+def test_chunks_of_any_size(resolve, backend, chunk):
+    """SGLang's deterministic mode never admits a long prompt where a chunk is below 4096."""
+    args = resolve(device="cuda", attention_backend=backend, chunked_prefill_size=chunk)
+    assert judged(args).refusals == ()
 
 
 @pytest.mark.parametrize("name", VARIABLES)

@@ -119,7 +119,7 @@ def test_decode_writes_its_keys_and_reads_the_table(calls, backend):
     q, keys, values, table, rows, lengths, options, more = calls.decode[0]
     assert q.shape == (2, 4, 8) and (keys, values, table) == ("keys 3", "values 3", "slots")
     assert rows.tolist() == [13, 18] and lengths is BATCH.seq_lens
-    assert more == {"work": backend.sgl_det_work, "shared": 66} and options.scale == 0.5
+    assert more == {"work": backend.sgl_det_work, "shared": 33} and options.scale == 0.5
     assert o.shape == (2, 32) and o.min() == 1
     triton._decode(lambda *args: None)(backend, q, k, v, LAYER, BATCH, save_kv_cache=False)
     assert len(backend.written) == 1
@@ -129,7 +129,7 @@ def test_decode_writes_its_keys_and_reads_the_table(calls, backend):
 
 
 @pytest.mark.parametrize(
-    "batch, groups, shared", [(1, 8, 33), (1, 2, 80), (16, 8, 2), (33, 8, 1), (34, 1, 1)]
+    "batch, groups, shared", [(1, 8, 16), (1, 1, 80), (16, 8, 1), (33, 2, 2), (34, 1, 1)]
 )
 def test_programs_fill_the_gpu(backend, batch, groups, shared):
     """80 splits at most; memory for 33 requests."""
@@ -203,7 +203,7 @@ def test_start_proves_and_takes_memory_within_bounds(started):
     backend = started()
     assert proof.PROVEN == {"rows": {"attention 32/8 heads of 128": "sgl_det"}}
     splits = -(-40960 // attention_order.SPLIT)
-    assert backend.max_kv_splits == 1 and backend.sgl_det_work.parts.shape == (33, 32, splits, 128)
+    assert backend.max_kv_splits == 1 and backend.sgl_det_work.parts.shape == (16, 32, splits, 128)
 
 
 def test_what_the_layers_ask_for_is_proven(started):

@@ -2,29 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from sgl_det.arguments import Context, claimed, neutral, not_claimed, part_of, refused
+from sgl_det.arguments import claimed, neutral, not_claimed, part_of, refused
 from sgl_det.axis import Axis
-
-# SGLang cuts the first chunk of a prompt to a multiple of this; a chunk that cannot hold one is
-# never scheduled, and the prompt waits for ever.
-_ALIGNMENT = {
-    "flashinfer": "SGLANG_FLASHINFER_PREFILL_SPLIT_TILE_SIZE",
-    "triton": "SGLANG_TRITON_PREFILL_TRUNCATION_ALIGN_SIZE",
-}
-_ALIGNMENT_TOKENS = 4096
-
-
-def chunk_is_schedulable(value: Any, context: Context) -> bool:
-    """Whether prompts of every length are admitted with this chunk size, in tokens."""
-    variable = _ALIGNMENT.get(context.limits.name)
-    if variable is None or value is None or value <= 0:
-        return True
-    setting = context.environ.get(variable, "")
-    needed = int(setting) if setting.isdecimal() else _ALIGNMENT_TOKENS
-    return value >= min(needed, context.model_config.context_len)
-
 
 _ORDER = "changes the order of requests, on which no row's bits depend"
 _WAIT = "delays the admission of requests, on which no row's bits depend"
@@ -37,12 +16,7 @@ SCHEDULE = {
     "max_running_requests": claimed("bounds the decode batch, on which no row's bits depend"),
     "max_queued_requests": neutral("rejects requests when the queue is full"),
     "chunked_prefill_size": claimed(
-        "chunks end at other places, which the backend's chunked_prefill claim covers, but a "
-        "chunk below SGLang's alignment is never scheduled and longer prompts wait for ever",
-        chunk_is_schedulable,
-        f"{_ALIGNMENT_TOKENS} or more with this backend, or -1",
-        way_out=f"use --chunked-prefill-size {_ALIGNMENT_TOKENS}",
-        liftable=False,
+        "chunks end at other places, which the backend's chunked_prefill claim covers"
     ),
     "enable_dynamic_chunking": refused(
         "chunk lengths then follow measured times, and ignore SGLang's alignment"

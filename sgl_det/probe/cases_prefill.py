@@ -36,7 +36,7 @@ def chunked_prefill(ctx: Context) -> list[Case]:
         for p in prompts:
             name = f"{p.tokens} after {filler.prompt.tokens} of {chunk}"
             cases.append(batch_case(axis, name, [first, filler, Ask(p)], as_list=True))
-    cases = [c for c in cases if _holds(ctx, c.needs, 2 * chunk)]
+    cases = [c for c in cases if holds(ctx, c.needs, 2 * chunk)]
     if not cases:
         raise Skip(f"the KV pool of {facts.max_total} tokens holds no two chunks of {chunk}")
     return cases
@@ -57,20 +57,20 @@ def prefix_cache(ctx: Context) -> list[Case]:
     if not prompts:
         raise Skip(f"no prompt of four pages fits {facts.max_input} tokens")
     subject = ctx.prompts.subject
-    cases = [_warm(axis, "warm", [subject], [subject])] if subject.tokens > page else []
+    cases = [warmed(axis, "warm", [subject], [subject])] if subject.tokens > page else []
     for p in prompts:
         half, little = p.tokens // 2, page * (17 // page + 1)
-        other = _cut(ctx, p, half, tail=23)
+        other = cut(ctx, p, half, tail=23)
         cases += [
-            _warm(axis, "warm", [p], [p]),
-            _warm(axis, f"first {half} warm", [_cut(ctx, p, half)], [p]),
-            _warm(axis, f"first {half} warm from another prompt", [other], [p]),
-            _warm(axis, f"first {little} warm", [_cut(ctx, p, little)], [p]),
+            warmed(axis, "warm", [p], [p]),
+            warmed(axis, f"first {half} warm", [cut(ctx, p, half)], [p]),
+            warmed(axis, f"first {half} warm from another prompt", [other], [p]),
+            warmed(axis, f"first {little} warm", [cut(ctx, p, little)], [p]),
         ]
     several = [p for p in [*prompts, *ctx.prompts.pool(8)] if p.tokens > page]
-    cases.append(_warm(axis, "all warm, together", several, several))
+    cases.append(warmed(axis, "all warm, together", several, several))
     mixed = [*prompts, *(p for p in ctx.prompts.pool(12) if p not in several)]
-    cases.append(_warm(axis, "warm and cold, together", prompts, mixed, all_hit=False))
+    cases.append(warmed(axis, "warm and cold, together", prompts, mixed, all_hit=False))
     return [c for c in cases if ctx.fits(c.needs)]
 
 
@@ -78,28 +78,36 @@ def prefill_vs_decode(ctx: Context) -> list[Case]:
     """Generated tokens computed by decode, by prefill, and read back from the cache."""
     axis = Axis.PREFILL_VS_DECODE
     prompts = [p for p in ctx.prompts.pool(4 if ctx.quick else 10, with_texts=False)]
-    cases = [Case(axis, "rescored", (p,), _rescore([p])) for p in prompts]
-    if ctx.fits([_plus(p, ctx) for p in prompts]):
-        cases.append(Case(axis, "rescored together", tuple(prompts), _rescore(prompts)))
+    cases = [Case(axis, "rescored", (p,), rescored([p])) for p in prompts]
+    if ctx.fits([with_answer(p, ctx) for p in prompts]):
+        cases.append(Case(axis, "rescored together", tuple(prompts), rescored(prompts)))
     few = prompts[:2] if ctx.quick else prompts[:5]
     for p in few:
         n = p.new_tokens
         for k in (1, n // 2, n - 1) if not ctx.quick else (n // 2,):
-            cases.append(Case(axis, f"{k} tokens prefilled", (p,), _continue(p, k, warm=False)))
-            # The last token of a prompt is never read from the cache, nor is part of a page.
-            page = ctx.facts.page_size
-            if ctx.facts.radix and (p.tokens + k - 1) // page * page > p.tokens:
-                run = _continue(p, k, warm=True)
+            cases.append(Case(axis, f"{k} tokens prefilled", (p,), continued(p, k, warm=False)))
+            if reads_decoded(ctx, p, k):
+                run = continued(p, k, warm=True)
                 cases.append(Case(axis, f"{k} decoded tokens in the cache", (p,), run))
     return cases
 
 
-def _holds(ctx: Context, prompts: tuple[Prompt, ...], others: int) -> bool:
+def holds(ctx: Context, prompts: tuple[Prompt, ...], others: int) -> bool:
+    """Whether the prompts, and neighbours of so many tokens in all, can run together."""
     tokens = others + sum(p.tokens + p.new_tokens for p in prompts)
     return len(prompts) + 2 <= ctx.facts.max_running and tokens <= 0.9 * ctx.facts.max_total
 
 
-def _cut(ctx: Context, prompt: Prompt, k: int, tail: int = 0) -> Prompt:
+def reads_decoded(ctx: Context, prompt: Prompt, k: int) -> bool:
+    """Whether a prompt and k tokens of its answer, sent again, hit KV that decode wrote.
+
+    The last token of a prompt is never read from the cache, nor is part of a page.
+    """
+    page = ctx.facts.page_size
+    return ctx.facts.radix and (prompt.tokens + k - 1) // page * page > prompt.tokens
+
+
+def cut(ctx: Context, prompt: Prompt, k: int, tail: int = 0) -> Prompt:
     """The first k ids of a prompt, and tail ids of its own."""
     rng = ctx.rng(f"{prompt.name}:tail")
     own = tuple(rng.randrange(ctx.facts.vocab_size) for _ in range(tail))
@@ -107,7 +115,7 @@ def _cut(ctx: Context, prompt: Prompt, k: int, tail: int = 0) -> Prompt:
     return Prompt(name, prompt.ids[:k] + own, None, k + tail, 1)
 
 
-def _warm(
+def warmed(
     axis: Axis, name: str, before: list[Prompt], asked: list[Prompt], all_hit: bool = True
 ) -> Case:
     """Send `before`, then ask: answers that should have hit the cache and did not are left out."""
@@ -124,14 +132,14 @@ def _warm(
     return Case(axis, f"{name} ({asked[0].tokens} tokens)", tuple(asked), run)
 
 
-def _rescore(prompts: list[Prompt]):
+def rescored(prompts: list[Prompt]):
     """Prefill prompt and answer together and compare the logprobs of the answer's tokens."""
 
     async def run(ctx: Context) -> list[Seen]:
         asks = []
         for p in prompts:
             start = {"logprob_start_len": p.tokens - 1}
-            asks.append(Ask(_plus(p, ctx), {"max_new_tokens": 1}, start))
+            asks.append(Ask(with_answer(p, ctx), {"max_new_tokens": 1}, start))
         replies = await ctx.server.generate(
             {k: [a.body()[k] for a in asks] for k in asks[0].body()}
         )
@@ -141,7 +149,7 @@ def _rescore(prompts: list[Prompt]):
     return run
 
 
-def _plus(prompt: Prompt, ctx: Context) -> Prompt:
+def with_answer(prompt: Prompt, ctx: Context) -> Prompt:
     """The prompt with its own answer, where known, as a prompt."""
     answer = ctx.oracles.get(prompt)
     more = answer.tokens if answer else (0,) * prompt.new_tokens
@@ -159,7 +167,7 @@ def _scored(reply: dict, n: int) -> Answer:
     )
 
 
-def _continue(prompt: Prompt, k: int, *, warm: bool):
+def continued(prompt: Prompt, k: int, *, warm: bool):
     """Ask for the rest of an answer whose first k tokens are part of the prompt."""
 
     async def run(ctx: Context) -> list[Seen]:

@@ -16,6 +16,11 @@ from sgl_det.probe.compare import Answer, hex_bits
 KEY_HEADER = "x-sgl-det-key"
 # What every vocabulary has, for a server that does not tell its own.
 SMALLEST_VOCABULARY = 256
+# KV tokens per split of our backends (triton, flashinfer, fa3), for a server that tells none.
+USUAL_SPLITS = (512, 1024, 4096)
+# SGLang's web server closes an idle connection after 5 s. Those that a client keeps for longer
+# break one after the other when they are used again, and one repeated request is not enough.
+KEPT_ALIVE_S = 1.0
 
 
 class ProbeError(RuntimeError):
@@ -34,6 +39,7 @@ class Facts:
     max_total: int
     max_running: int
     chunk: int | None  # None: chunked prefill is off
+    splits: tuple[int, ...]  # KV tokens per split, ascending; empty: the server does not split
     radix: bool
     page_size: int
     device: str
@@ -56,7 +62,7 @@ class Server:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
             timeout=aiohttp.ClientTimeout(total=self._timeout_s, sock_connect=10),
-            connector=aiohttp.TCPConnector(limit=0),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_ALIVE_S),
         )
         return self
 
@@ -148,6 +154,7 @@ class Server:
         running = state.get("effective_max_running_requests_per_dp")
         running = running or info.get("max_running_requests")
         chunk = info.get("chunked_prefill_size")
+        splits = _splits(det)
         backend = det.get("backend") or info.get("attention_backend")
         flags = ("dtype", "tp_size", "chunked_prefill_size", "disable_radix_cache", "page_size")
         return Facts(
@@ -159,6 +166,7 @@ class Server:
             max_total=max_total,
             max_running=int(running or 64),
             chunk=int(chunk) if chunk and int(chunk) > 0 else None,
+            splits=splits,
             radix=not info.get("disable_radix_cache"),
             page_size=int(info.get("page_size") or 1),
             device=str(info.get("device") or "unknown"),
@@ -168,6 +176,7 @@ class Server:
                 "sglang": info.get("version"),
                 "device": info.get("device"),
                 "deterministic_flag": bool(info.get("enable_deterministic_inference")),
+                "split_tokens": list(splits),
                 **{f: info.get(f) for f in flags},
             },
         )
@@ -250,6 +259,19 @@ def top_entries(rows: list | None) -> tuple | None:
     if not rows:
         return None
     return tuple(tuple((t, hex_bits(p)) for p, t, *_ in row or ()) for row in rows)
+
+
+def _splits(det: dict[str, Any]) -> tuple[int, ...]:
+    """The split sizes in an answer of /determinism, ascending; usual ones where it has none.
+
+    Its ``numerics.split_tokens`` is a number or, by phase, numbers; None stands for no splits.
+    """
+    numerics = det.get("numerics") or {}
+    if "split_tokens" not in numerics:
+        return USUAL_SPLITS
+    told = numerics["split_tokens"]
+    sizes = told.values() if isinstance(told, dict) else (told,)
+    return tuple(sorted({int(n) for n in sizes if n}))
 
 
 def _json(text: str) -> Any:

@@ -29,6 +29,10 @@ _FIRST_SLOT = {
     "chunk-filler": 179,
     "few-opener": 180,
     "few": 181,
+    "edge": 246,
+    "edge-prefix": 262,
+    "edge-cut": 278,
+    "edge-long": 294,
 }
 _WORDS = (
     "a river carries small stones to the sea and nobody counts them twice because every stone is "

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import chain, zip_longest
 
 from tqdm import tqdm
 
 from sgl_det.axis import Axis
-from sgl_det.probe import cases_api, cases_batch, cases_prefill
+from sgl_det.probe import cases_api, cases_batch, cases_edges, cases_prefill
 from sgl_det.probe.cases import Case, Context, Skip
 from sgl_det.probe.client import Facts, ProbeError, Server
 from sgl_det.probe.prompts import NEW_TOKENS, QUICK_NEW_TOKENS, Prompts, texts
@@ -48,12 +50,14 @@ async def probe(
     seed: int = 0,
     progress: bool = True,
     timeout_s: float = 300.0,
+    limit_s: float | None = None,
 ) -> Report:
     """Drive a running SGLang server through the axes that a client can reach.
 
     The oracle of each prompt is its answer with a cold cache and nobody else; everything else is
     compared with it as bits. The server should have no other users: the cache is emptied between
-    cases. axes: names of `DRIVEN`, all by default. timeout_s bounds each request.
+    cases. axes: names of `DRIVEN`, all by default. timeout_s bounds each request, limit_s the whole
+    probe: the axes then take turns, and the notes tell how many cases of each were left out.
     Raises ProbeError, with one sentence, when the server cannot be probed to the end, and
     ValueError for an axis that the probe does not drive.
     """
@@ -64,12 +68,13 @@ async def probe(
         known = [(text, await server.tokenize(text)) for text in texts(seed)]
         prompts = Prompts(facts, seed, known, QUICK_NEW_TOKENS if quick else NEW_TOKENS)
         ctx = Context(server, facts, prompts, quick, seed)
+        facts.recorded["edges"] = list(cases_edges.edges(ctx))
         if facts.device == "cpu":
             await server.quicken_flush()
         tallies = {axis: Tally(axis) for axis in Axis}
         cases = _plan(ctx, chosen, tallies)
         with tqdm(disable=not progress, unit="", leave=False, mininterval=0.5) as bar:
-            await _run(ctx, cases, tallies, bar)
+            await _run(ctx, cases, tallies, bar, None if limit_s is None else start + limit_s)
         await server.flush()
     for axis, note in ctx.notes.items():
         tallies[axis].note = tallies[axis].note or note
@@ -96,7 +101,7 @@ def _plan(ctx: Context, chosen: list[Axis], tallies: dict[Axis, Tally]) -> list[
     cases: list[Case] = []
     for axis in chosen:
         try:
-            planned = DRIVEN[axis](ctx)
+            planned = [*DRIVEN[axis](ctx), *cases_edges.cases(ctx, axis)]
             if not planned:
                 raise Skip("no case fits the server's limits")
             cases += planned
@@ -105,15 +110,31 @@ def _plan(ctx: Context, chosen: list[Axis], tallies: dict[Axis, Tally]) -> list[
     return cases
 
 
-async def _run(ctx: Context, cases: list[Case], tallies: dict[Axis, Tally], bar: tqdm) -> None:
+async def _run(
+    ctx: Context,
+    cases: list[Case],
+    tallies: dict[Axis, Tally],
+    bar: tqdm,
+    deadline: float | None,
+) -> None:
+    """Measure the oracles and run the cases, as many as begin before the deadline."""
+    left = Counter()
+    if deadline is not None:
+        cases = _in_turns(cases)
+    over = (lambda: False) if deadline is None else (lambda: time.perf_counter() > deadline)
     needed = dict.fromkeys(p for c in cases for p in c.needs)
     bar.reset(total=len(needed) + len(cases))
     for prompt in needed:
+        if over():
+            break
         bar.set_description("oracles", refresh=False)
         ctx.server.doing = f"measuring the oracle of {prompt.name}"
         await ctx.measure(prompt)
         bar.update()
     for case in cases:
+        if over():
+            left[case.axis] += 1
+            continue
         bar.set_description(str(case.axis), refresh=False)
         ctx.server.doing = f"on {case.axis}, case {case.name!r}"
         tally, start = tallies[case.axis], time.perf_counter()
@@ -124,6 +145,16 @@ async def _run(ctx: Context, cases: list[Case], tallies: dict[Axis, Tally], bar:
         for s in seen:
             tally.see(case.name, s.request, s.expected, s.answer)
         bar.update()
+    for axis, n in left.items():
+        ctx.note(axis, f"{n} cases left out, the time was over")
+
+
+def _in_turns(cases: list[Case]) -> list[Case]:
+    """The same cases, one of each axis after the other."""
+    by: dict[Axis, list[Case]] = {}
+    for case in cases:
+        by.setdefault(case.axis, []).append(case)
+    return [case for case in chain(*zip_longest(*by.values())) if case is not None]
 
 
 def _report(

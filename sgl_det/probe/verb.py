@@ -17,6 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--api-key", metavar="KEY", help="the server's API key")
     parser.add_argument("--axes", metavar="A,B", help="only these axes, separated by commas")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and prompts")
+    parser.add_argument(
+        "--seconds", type=float, metavar="N", help="leave out what is left after so long"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the prompts")
     parser.add_argument(
         "--compare",
@@ -48,7 +51,14 @@ def _probe(args: argparse.Namespace) -> int:
     if args.json and not Path(args.json).resolve().parent.is_dir():
         raise ProbeError(f"--json {args.json}: its folder does not exist")
     axes = [a.strip() for a in args.axes.split(",")] if args.axes is not None else None
-    report = run_probe(args.url, api_key=args.api_key, axes=axes, quick=args.quick, seed=args.seed)
+    report = run_probe(
+        args.url,
+        api_key=args.api_key,
+        axes=axes,
+        quick=args.quick,
+        seed=args.seed,
+        limit_s=args.seconds,
+    )
     print(report.table())
     _write(args.json, report.to_json())
     return 0 if report.passed else 1

@@ -21,7 +21,7 @@ _OPTIONAL = {
 }
 
 
-def case(name, kernel, d, constants, pointers, numbers, warps, stages) -> Case:
+def case(name, kernel, d, arch, constants, pointers, numbers, warps, stages) -> Case:
     """A compilation for bf16; an optional argument is there where its constant says so."""
     given = {p: t for c, (p, t) in _OPTIONAL.items() if constants.get(c)}
     absent = {p: None for c, (p, _) in _OPTIONAL.items() if c in constants and not constants[c]}
@@ -36,7 +36,7 @@ def case(name, kernel, d, constants, pointers, numbers, warps, stages) -> Case:
         | given,
         constexprs=absent
         | {"H": HEADS, "D": d, "BLOCK_D": 1 << (d - 1).bit_length()}
-        | {"BLOCK_S": order.BLOCK_S, "SPLIT": order.SPLIT}
+        | {"BLOCK_S": order.tile(d, arch), "SPLIT": order.SPLIT}
         | constants,
         num_warps=warps,
         num_stages=stages,
@@ -46,15 +46,14 @@ def case(name, kernel, d, constants, pointers, numbers, warps, stages) -> Case:
 
 def extend(d, options, arch=90) -> Case:
     small = {"plain": not options["WINDOW"], "shared_kib": SHARED_KIB[arch]}
-    launch = attention.launch_for(4096, d, **small)
+    launch = attention.launch_for(4096, d, order.tile(d, arch), **small)
     constants = {**options, "MOVED": options["WINDOW"], "GROUP": GROUP, "BLOCK_M": launch.rows}
     shape = (launch.warps, launch.stages)
-    return case(
-        "extend", attention._attention_kernel, d, constants, {"starts_ptr": "*i64"}, (), *shape
-    )
+    kernel = attention._attention_kernel
+    return case("extend", kernel, d, arch, constants, {"starts_ptr": "*i64"}, (), *shape)
 
 
-def decode(d, options) -> Case:
+def decode(d, options, arch=90, stages=3) -> Case:
     constants = {
         **options,
         "MOVED": options["WINDOW"],
@@ -65,17 +64,19 @@ def decode(d, options) -> Case:
     parts = dict.fromkeys(("parts_ptr", "tops_ptr", "totals_ptr"), "*fp32")
     numbers = ("stride_parts", "shared")
     kernel = attention_decode._decode_attention_kernel
-    shape = (attention_decode.WARPS, attention_decode.STAGES)
-    return case("decode", kernel, d, constants, parts, numbers, *shape)
+    shape = (attention_decode.WARPS, stages)
+    return case("decode", kernel, d, arch, constants, parts, numbers, *shape)
 
 
 CASES = [make(d, PLAIN) for d in order.HEAD_DIMS for make in (extend, decode)]
 CASES += [make(d, ALL) for d in (128, 256) for make in (extend, decode)]
+CASES += [decode(d, PLAIN, 90, 5) for d in (64, 128)]
 OTHERS = [a for a in ARCHS if a != 90]
 ELSEWHERE = [(extend(d, PLAIN, a), a) for d in (128, 256) for a in OTHERS]
-ELSEWHERE += [(decode(256, ALL), a) for a in OTHERS]
-# Bytes of registers that may be parked in memory, where heads are large.
-PARKED = {256: 64}
+ELSEWHERE += [(decode(d, ALL, a), a) for d in (128, 256) for a in OTHERS]
+ELSEWHERE += [(decode(128, PLAIN, 100, 5), 100)]
+# Bytes of registers that may be parked in memory, where tiles or heads are large.
+PARKED = {256: 64, 128: 168}
 
 
 def name(value):
@@ -89,10 +90,7 @@ def test_compiles_for_hopper_without_spills(case):
     assert (built.spills or 0) <= PARKED.get(case.constexprs["D"], 0)
 
 
-@pytest.mark.parametrize("arch", [a for a in ARCHS if a != 90], ids=name)
-@pytest.mark.parametrize(
-    "case", [extend(128, PLAIN), decode(128, ALL), decode(256, PLAIN)], ids=name
-)
+@pytest.mark.parametrize(("case", "arch"), ELSEWHERE, ids=name)
 def test_compiles_for_other_gpus(case, arch):
     assert case.compile_for(arch).shared <= SHARED_KIB[arch] * 1024
 

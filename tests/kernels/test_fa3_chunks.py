@@ -10,8 +10,9 @@ import pytest
 import torch
 from fa3_support import BF16, CHUNK, LENGTHS, D, H, Pool
 
-from sgl_det.kernels import fa3_chunks
-from sgl_det.kernels.fa3_chunks import Chunked, chunks_of, plan_decode, plan_extend, told_longest
+from sgl_det.kernels import fa3_chunks, fa3_extend
+from sgl_det.kernels.fa3_chunks import Chunked, chunks_of, plan_decode, told_longest
+from sgl_det.kernels.fa3_extend import plan_extend
 from sgl_det.testing import assert_bitwise_equal
 
 pytestmark = pytest.mark.usefixtures("nan_filled_empty", "one_thread")
@@ -32,10 +33,11 @@ PREFIXES = {
 
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
-@pytest.mark.parametrize("rows", [1, 8, 17, 1000])
-def test_a_prefill_after_any_prefix_has_the_bits_of_all_others(pool, prefix, rows):
+@pytest.mark.parametrize("rows", [1, 8, 17, 200, 1000])
+@pytest.mark.parametrize("many", [1, 1 << 30], ids=["in place", "copied"])
+def test_a_prefill_after_any_prefix_has_the_bits_of_all_others(pool, prefix, rows, many):
     whole, whole_lse = pool.prefill(PREFIXES["none"])
-    o, lse = pool.prefill(prefix, rows=rows)
+    o, lse = pool.prefill(prefix, rows=rows, many=many)
     for b, p in enumerate(prefix):
         assert_bitwise_equal(o[b], whole[b][p:], f"request {b}")
         assert_bitwise_equal(lse[b], whole_lse[b][:, p:], f"lse of request {b}")
@@ -87,12 +89,39 @@ def expected_pairs(pool, prefix):
 def test_prefill_covers_every_pair_once(pool, prefix, rows):
     new = [n - p for n, p in zip(LENGTHS, prefix, strict=True)]
     q = torch.randn(sum(new), H, D)
-    plan = plan_extend(prefix, new, pool.table, CHUNK, rows)
+    plan = plan_extend(prefix, new, pool.table, CHUNK, many_rows=1 << 30, most_rows=rows)
     found = pairs(pool, q, plan.own)
     for group in plan.past:
         assert len(group.source) <= max(rows, CHUNK)
         found += pairs(pool, q[group.source], group.sequences, group.source)
     assert sorted(found) == expected_pairs(pool, prefix)
+
+
+@pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
+@pytest.mark.parametrize("rows", [1, 120, 1000])
+def test_prefill_in_place_covers_every_pair_once(pool, prefix, rows):
+    new = [n - p for n, p in zip(LENGTHS, prefix, strict=True)]
+    q = torch.randn(sum(new), H, D)
+    plan = plan_extend(prefix, new, pool.table, CHUNK, many_rows=1, most_rows=rows)
+    found = pairs(pool, q, plan.own)
+    for group in plan.past:
+        span = group.end - group.begin
+        assert len(group.calls) * span <= max(rows, span)
+        for call in group.calls:
+            assert int(call.starts[-1]) == span
+            found += pairs(pool, q[group.begin : group.end], call, range(group.begin, group.end))
+    assert sorted(found) == expected_pairs(pool, prefix)
+
+
+def test_many_rows_behind_a_chunk_are_not_copied(pool):
+    few, many = ([1] * 6, [2000, 300, 1, 1, 1, 1])
+    table, prefix = torch.zeros(6, 60_000, dtype=torch.int32), [5000] * 6
+    assert isinstance(plan_extend(prefix, few, table, 4096).past[0], Chunked)
+    (group,) = plan_extend(prefix, many, table, 4096).past
+    assert (group.begin, group.end, len(group.calls)) == (0, sum(many), 1)
+    *groups, last = plan_extend([50_000] * 6, many, table, 4096).past
+    assert [len(g.calls) for g in groups] == [fa3_extend.MOST_PARTS // sum(many)] * len(groups)
+    assert sum(len(g.calls) for g in (*groups, last)) == 50_000 // 4096
 
 
 @pytest.mark.parametrize("spare", [0, 1, 40])
@@ -110,11 +139,13 @@ def test_decode_covers_every_pair_once(pool, spare):
 def test_types_that_fa3_takes(pool):
     decode = plan_decode(torch.tensor(LENGTHS, dtype=torch.int32), pool.table, CHUNK, 40)
     extend = plan_extend(PREFIXES["three"], [1] * len(LENGTHS), pool.table, CHUNK)
+    place = plan_extend(PREFIXES["three"], [1] * len(LENGTHS), pool.table, CHUNK, many_rows=1).past
     chunked = (decode, *extend.past)
-    for s in (extend.own, *(c.sequences for c in chunked)):
+    calls = [call for group in place for call in group.calls]
+    for s in (extend.own, *(c.sequences for c in chunked), *calls):
         for x in (s.table, s.lengths, s.starts):
             assert x.dtype == torch.int32 and x.is_contiguous()
-    for rows in (c.rows for c in chunked):
+    for rows in (c.rows for c in (*chunked, *place)):
         for x in (rows.first, rows.step, rows.count):
             assert x.dtype == torch.int32 and x.is_contiguous()
 
@@ -139,10 +170,10 @@ def test_control_chunks_that_start_at_the_prefix_show(pool, monkeypatch):
         for b, (begin, count) in enumerate(zip(prefix, new, strict=True)):
             for k in range(0, count, chunk):
                 n = min(chunk, count - k)
-                yield fa3_chunks._Segment(b, begin + k, begin + k + n, at + k)
+                yield fa3_extend._Segment(b, begin + k, begin + k + n, at + k, (begin + k) // chunk)
             at += count
 
-    monkeypatch.setattr(fa3_chunks, "_segments", relative)
+    monkeypatch.setattr(fa3_extend, "_segments", relative)
     o, _ = pool.prefill(PREFIXES["mixed"])
     with pytest.raises(AssertionError, match="differ"):
         for b, p in enumerate(PREFIXES["mixed"]):

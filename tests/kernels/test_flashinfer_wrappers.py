@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from sgl_det.kernels import flashinfer_module
-from sgl_det.patches import flashinfer_order
+from sgl_det.patches import flashinfer as our_patches
 from sgl_det.testing import assert_bitwise_equal
 
 from .flashinfer_emulator import Emulator
@@ -47,7 +47,7 @@ def flashinfer(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     monkeypatch.setattr(prefill, "gen_batch_prefill_module", lambda *args: Module())
     prefill.get_batch_prefill_module.cache_clear()
-    ours = flashinfer_order._module(prefill.get_batch_prefill_module)
+    ours = our_patches._module(prefill.get_batch_prefill_module)
     for module in (prefill, decode):
         monkeypatch.setattr(module, "device_support_pdl", lambda device: True)
         monkeypatch.setattr(module, "get_batch_prefill_module", ours)

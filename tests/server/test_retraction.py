@@ -2,18 +2,26 @@
 
 SGLang retracts requests when the KV cache is full. What they had generated is then computed anew as
 part of a prompt, in chunks, so decode's keys and values are replaced by prefill's.
+
+On a GPU the model is the Qwen3-0.6B shape, or the one that SGL_DET_TEST_MODEL names; servers of all
+three backends come up side by side. Their logs are kept in the folder SGL_DET_TEST_OUT, where one
+is named.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import requests
 
+from sgl_det.make_model import resolve_model
 from sgl_det.server_process import ServerProcess, running
 from support import CPU, arguments
 
@@ -22,6 +30,14 @@ FLAGS = ("--max-total-tokens", "4096", "--chunked-prefill-size", "64", "--enable
 RETRACT = {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "4"}
 LENGTHS = (1, 2, 15, 16, 17, 40, 63, 64, 65, 90, 127, 129)
 NEW = 40
+BACKENDS = ("fa3", "triton", "flashinfer")
+GPU_FLAGS = ("--max-total-tokens", "20480", "--chunked-prefill-size", "512", "--enable-metrics")
+GPU_FLAGS = (*GPU_FLAGS, "--max-running-requests", "64", "--mem-fraction-static", "0.9")
+GPU_FLAGS = (*GPU_FLAGS, "--cuda-graph-max-bs-decode", "32", "--skip-server-warmup")
+# Both sides of tiles, splits and chunks: answers of NEW tokens cross 64, 128, 512, 1024 and 4096.
+# Together they hold 18,000 tokens, so that the pool is nearly full.
+GPU_LENGTHS = (1, 2, 17, 33, 50, 63, 65, 100, 120, 127, 129, 255, 300, 490, 500, 511, 513, 700)
+GPU_LENGTHS = (*GPU_LENGTHS, 1000, 1023, 1025, 1500, 2040, 2049, 4080)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +51,29 @@ def servers(demo_model, tmp_path_factory):
     }
     with running(found.values(), 400):
         yield found
+
+
+@pytest.fixture(scope="module")
+def gpu_servers(tmp_path_factory):
+    """Ours on each backend, by name; started, and not yet waited for."""
+    logs = Path(os.environ.get("SGL_DET_TEST_OUT") or tmp_path_factory.mktemp("retraction-gpu"))
+    model = resolve_model(os.environ.get("SGL_DET_TEST_MODEL", "qwen3-0.6b"))
+    found = {
+        name: ServerProcess(
+            "sgl_det.launch_server",
+            ("--model-path", model, "--attention-backend", name, *GPU_FLAGS),
+            log=logs / f"retraction-{name}.log",
+            env=RETRACT,
+        )
+        for name in BACKENDS
+    }
+    try:
+        for server in found.values():
+            server.start()
+        yield found
+    finally:
+        for server in found.values():
+            server.stop()
 
 
 def bits(url: str, length: int) -> str:
@@ -58,17 +97,18 @@ def retracted(url: str) -> int:
     return int(sum(map(float, found)))
 
 
-def differing(url: str) -> list[int]:
+def differing(url: str, lengths: Sequence[int] = LENGTHS) -> list[int]:
     """Lengths of the prompts whose bits with the others are not those alone, on a cold cache."""
     alone = {}
-    for length in LENGTHS:
+    for length in lengths:
         requests.post(f"{url}/flush_cache", timeout=60).raise_for_status()
         alone[length] = bits(url, length)
     assert retracted(url) == 0
-    with ThreadPoolExecutor(len(LENGTHS)) as pool:
-        together = dict(zip(LENGTHS, pool.map(lambda n: bits(url, n), LENGTHS), strict=True))
+    requests.post(f"{url}/flush_cache", timeout=60).raise_for_status()
+    with ThreadPoolExecutor(len(lengths)) as pool:
+        together = dict(zip(lengths, pool.map(lambda n: bits(url, n), lengths), strict=True))
     assert retracted(url) >= 10
-    return [n for n in LENGTHS if together[n] != alone[n]]
+    return [n for n in lengths if together[n] != alone[n]]
 
 
 def test_retracted_requests_keep_their_bits(servers):
@@ -78,3 +118,11 @@ def test_retracted_requests_keep_their_bits(servers):
 def test_control_stock_changes(servers):
     """More than the request whose first log-probability it may have lost."""
     assert len(differing(servers["stock"].url)) > 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_retracted_requests_keep_their_bits_on_a_gpu(gpu_servers, backend):
+    server = gpu_servers[backend].wait_ready(400)
+    assert differing(server.url, GPU_LENGTHS) == []
+    print(f"{backend}: {retracted(server.url)} retractions")

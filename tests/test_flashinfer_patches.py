@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from sgl_det.check import FITS, judge_all
-from sgl_det.kernels import flashinfer_module, flashinfer_plan
-from sgl_det.patches import chunks, flashinfer_order
+from sgl_det.kernels import flashinfer_module, flashinfer_order, flashinfer_plan
+from sgl_det.patches import chunks, flashinfer
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +23,12 @@ def settings(monkeypatch):
 
 
 def test_patches_fit_what_is_installed():
-    assert [v for v in judge_all(flashinfer_order.patches()) if v.verdict != FITS] == []
+    assert [v for v in judge_all(flashinfer.patches()) if v.verdict != FITS] == []
 
 
 def test_plan_is_replaced_for_fa2_alone():
     made = {b: SimpleNamespace(plan="theirs", paged_run=f"run {b}") for b in ("fa2", "fa3")}
-    ours = flashinfer_order._module(lambda backend, *args: made[backend])
+    ours = flashinfer._module(lambda backend, *args: made[backend])
     assert ours("fa3", 1) is made["fa3"]
     module = ours("fa2", 1)
     assert module.plan is flashinfer_module.module_plan and module.paged_run == "run fa2"
@@ -49,7 +49,7 @@ def test_only_fa2_is_built_from_the_copy(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "flashinfer.jit", jit)
     copy = tmp_path / "flashinfer-headers-0123456789ab"
     monkeypatch.setattr("sgl_det.kernels.flashinfer_headers.patched_copy", lambda *_: copy)
-    build = flashinfer_order._headers(lambda backend, *args: Spec(backend))
+    build = flashinfer._headers(lambda backend, *args: Spec(backend))
     assert build("fa3") == Spec("fa3") and build("fa2") == Spec("fa2_0123456789ab", [copy])
 
 
@@ -58,7 +58,7 @@ def test_only_fa2_is_built_from_the_copy(monkeypatch, tmp_path):
     [(True, [1, 4096], True), (True, [8192, 8192], False), (False, [1], False)],
 )
 def test_step_beyond_its_grid_is_run_eagerly(theirs, lengths, ours):
-    can_run = flashinfer_order._graph(lambda self, batch: theirs)
+    can_run = flashinfer._graph(lambda self, batch: theirs)
     on_gpu = SimpleNamespace(cpu=lambda: np.array(lengths))
     batch = SimpleNamespace(seq_lens_cpu=np.array(lengths), seq_lens=None)
     assert can_run(None, batch) is ours
@@ -100,14 +100,16 @@ def test_workspace_is_what_the_largest_step_needs(monkeypatch, settings, chunked
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
     monkeypatch.setitem(sys.modules, "sglang.srt.runtime_context", context)
     seen = []
-    init = flashinfer_order._backend(lambda self, *args: seen.append((args, dict(buffers))))
+    init = flashinfer._backend(lambda self, *args: seen.append((args, dict(buffers))))
+    monkeypatch.setattr(flashinfer, "prove", lambda *_: seen.append("proven"))
     if rows == 32768:  # 2^32 elements: the kernel could not address them
         with pytest.raises(flashinfer_plan.WorkspaceTooSmall, match="lower --chunked-prefill"):
             init(None, runner(chunked), True)
         return
     init(None, runner(chunked), True)
-    ((args, made),) = seen
+    (args, made), proven = seen
+    assert proven == "proven"
     assert args[1:] == (True,)
     assert made["flashinfer_workspace"].numel() == rows * 32 * 32 * (2 * 128 + 4)
     assert settings.order.pool == 100_000 and settings.order.context == 32768
-    assert settings.order.chunk == flashinfer_order.SPLIT_TOKENS
+    assert settings.order.chunk == flashinfer_order.SPLIT
