@@ -28,7 +28,8 @@ from sgl_det.kernels.proof_cache import machine
 
 # query heads, key heads, head size
 SHAPES = {"qwen3-8b": (32, 8, 128), "qwen2.5-7b": (28, 4, 128), "llama-3.2-1b": (32, 8, 64)}
-DECODE = [(b, n) for b in (1, 4, 16, 64, 256) for n in (512, 2048, 8192, 32768)]
+# 256 x 32768 keys of one layer would be 34 GB, and SGLang's kernel counts in 32 bits.
+DECODE = [(b, n) for b in (1, 4, 16, 64, 256) for n in (512, 2048, 8192, 32768)][:-1]
 PREFILL = [(8, 1024), (2, 4096), (1, 16384)]
 SHARED = (1, 2, 4, 8, 16, 33, 64)
 LAUNCHES = {"128 rows": Launch(128, 8, 3), "64 rows": Launch(64, 4, 3)}
@@ -50,7 +51,7 @@ class Case:
         self.starts = torch.arange(0, m * new + 1, new, device="cuda", dtype=torch.int64)
         self.options = Options(d**-0.5)
 
-    def decode(self, shared: int, work: Work | None, **launch: int) -> torch.Tensor:
+    def decode(self, shared: int, work: Work | None, **launch) -> torch.Tensor:
         last = self.q[self.new - 1 :: self.new]
         pools = (self.k, self.v, self.table, self.rows, self.lengths)
         return decode_attention(last, *pools, self.options, work=work, shared=shared, **launch)

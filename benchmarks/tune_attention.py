@@ -23,6 +23,7 @@ from graph_timing import Arm, in_turn
 
 from sgl_det.kernels import attention_order as order
 from sgl_det.kernels.attention import Launch
+from sgl_det.kernels.attention_decode import Launch as DecodeLaunch
 from sgl_det.kernels.attention_decode import Work
 
 TILES, SPLITS = (64, 128), (512, 1024, 2048)
@@ -73,8 +74,8 @@ def _arms_of_decode(case: Case, repeat: int) -> dict:
     return arms
 
 
-def _launch(of: tuple[int, int]) -> dict[str, int]:
-    return {"warps": of[0], "stages": of[1]}
+def _launch(of: tuple[int, int]) -> dict[str, DecodeLaunch]:
+    return {"launch": DecodeLaunch(*of)}
 
 
 def main() -> int:

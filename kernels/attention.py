@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from sgl_det.kernels import attention_order as order
-from sgl_det.kernels.attention_order import empty, finish, merged, some_tiles
+from sgl_det.kernels.attention_order import Order, empty, finish, log2_of, merged, some_tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class Options:
     window   keys before the query that it sees, or -1 for all
     sinks    [H] fp32 scores of a key without value, or None
     moved    int: where the slots of the table lie in this layer's pool, or None where they are
+    order    another than the Triton backend's own
     """
 
     scale: float
@@ -38,6 +39,7 @@ class Options:
     window: int = -1
     sinks: torch.Tensor | None = None
     moved: torch.Tensor | None = None
+    order: Order | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ def _attention_kernel(
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, SPLIT: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
-    MOVED: tl.constexpr,
+    MOVED: tl.constexpr, RECIPROCAL: tl.constexpr,
 ):  # fmt: skip
     b, g = tl.program_id(2), tl.program_id(1)
     start = tl.load(starts_ptr + b).to(tl.int32)
@@ -102,10 +104,11 @@ def _attention_kernel(
         stride_vs, full_hi, hi, low, hi, old + t, scale, cap, window,
         BLOCK_M, D, BLOCK_D, BLOCK_S, SPLIT, True, WINDOW, CAP, MOVED,
     )  # fmt: skip
-    top, total, acc = merged(top, total, acc, top_s, total_s, acc_s)
+    log2 = log2_of(scale, CAP)
+    top, total, acc = merged(top, total, acc, top_s, total_s, acc_s, log2)
     finish(
-        top, tl.max(total, axis=1)[:, None], acc, start + t, h, r < new * GROUP, o_ptr, lse_ptr,
-        sinks_ptr, stride_ot, stride_oh, H, D, BLOCK_D, SINKS, LSE,
+        top, tl.max(total, axis=1)[:, None], acc, log2, start + t, h, r < new * GROUP, o_ptr,
+        lse_ptr, sinks_ptr, stride_ot, stride_oh, H, D, BLOCK_D, SINKS, LSE, RECIPROCAL,
     )  # fmt: skip
 
 
@@ -133,41 +136,19 @@ def attention(
     group = heads // k_pool.shape[1]
     if not len(q):
         return o
-    launch = launch or _launch(q, most_new * group, options)
+    kept = options.order or order.own(d, q.device)
+    launch = launch or _launch(q, most_new * group, options, kept.block)
     grid = (triton.cdiv(most_new * group, launch.rows), k_pool.shape[1], len(lengths))
     _attention_kernel[grid](
-        q,
-        k_pool,
-        v_pool,
-        o,
-        lse,
-        table,
-        options.moved,
-        starts,
-        rows,
-        lengths,
-        options.sinks,
-        *(x.stride(i) for x in (q, k_pool, v_pool, o) for i in (0, 1)),
-        table.stride(0),
-        options.scale,
-        options.cap or 1.0,
-        options.window,
-        H=heads,
-        GROUP=group,
-        D=d,
-        BLOCK_D=triton.next_power_of_2(d),
-        BLOCK_M=launch.rows,
-        BLOCK_S=order.tile(d, order.arch_of(q.device)),
-        SPLIT=order.SPLIT,
-        WINDOW=options.window >= 0,
-        CAP=options.cap > 0,
-        SINKS=options.sinks is not None,
-        LSE=lse is not None,
-        MOVED=options.moved is not None,
-        num_warps=launch.warps,
-        num_stages=launch.stages,
+        q, k_pool, v_pool, o, lse, table, options.moved, starts, rows, lengths, options.sinks,
+        *(x.stride(i) for x in (q, k_pool, v_pool, o) for i in (0, 1)), table.stride(0),
+        options.scale, options.cap or 1.0, options.window, H=heads, GROUP=group, D=d,
+        BLOCK_D=triton.next_power_of_2(d), BLOCK_M=launch.rows, BLOCK_S=kept.block,
+        SPLIT=kept.split, WINDOW=options.window >= 0, CAP=options.cap > 0,
+        SINKS=options.sinks is not None, LSE=lse is not None, MOVED=options.moved is not None,
+        RECIPROCAL=kept.reciprocal, num_warps=launch.warps, num_stages=launch.stages,
         enable_fp_fusion=False,
-    )
+    )  # fmt: skip
     return o
 
 
@@ -186,15 +167,15 @@ def launch_for(
     return Launch(m, 8 if m * d >= 64 * 64 else 4, 2 if small or tile > 64 else 3)
 
 
-def _launch(q: torch.Tensor, rows: int, options: Options) -> Launch:
+def _launch(q: torch.Tensor, rows: int, options: Options, tile: int) -> Launch:
     plain = options.window < 0 and not options.cap
     d = q.shape[2]
-    tile = order.tile(d, order.arch_of(q.device))
-    return launch_for(rows, d, tile, plain=plain, shared_kib=_shared_kib(q.device))
+    return launch_for(rows, d, tile, plain=plain, shared_kib=shared_kib(q.device))
 
 
 @functools.cache
-def _shared_kib(device: torch.device) -> int:
+def shared_kib(device: torch.device) -> int:
+    """Shared memory that a program may have, in KiB; an interpreter has an H200's."""
     if device.type != "cuda":
         return 227
     return torch.cuda.get_device_properties(device).shared_memory_per_block_optin // 1024

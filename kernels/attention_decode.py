@@ -6,7 +6,8 @@ them, leave what each split gives, and a second kernel merges it in ascending or
 
 Shapes      q, o [B, H, D]   k_pool, v_pool [slots, G, D]   table [requests, longest] of slots
             keys of request b in table[rows[b], 0 .. lengths[b]]   lse [B, H] or None
-            or table [N]: the keys of request b, or those that its window sees, end before rows[b]
+            or table [N]: the keys of request b, or those that its window sees, end before rows[b];
+            without lengths they begin where those of the request before it end, rows[-1] being 0
             work: parts [B, H, splits, D], tops and totals [B, H, splits]
 Dtypes      q, pools, o: bf16 | fp16; table int32; rows, lengths int32 or int64; lse, work fp32
 """
@@ -21,10 +22,9 @@ import triton
 import triton.language as tl
 
 from sgl_det.kernels import attention_order as order
-from sgl_det.kernels.attention import Options, check
-from sgl_det.kernels.attention_order import empty, finish, merged, one_tile
+from sgl_det.kernels.attention import Options, check, shared_kib
+from sgl_det.kernels.attention_order import empty, finish, log2_of, merged, one_tile
 
-WARPS = 4  # of a program of decode
 _AT_ONCE = 16  # splits that a program of the merge loads together
 
 
@@ -37,9 +37,9 @@ class Work:
     totals: torch.Tensor
 
     @staticmethod
-    def bytes_of(batch: int, heads: int, longest: int, d: int) -> int:
+    def bytes_of(batch: int, heads: int, longest: int, d: int, split: int | None = None) -> int:
         """What `allocate` takes."""
-        return batch * heads * triton.cdiv(longest, order.SPLIT) * (d + 2) * 4
+        return batch * heads * triton.cdiv(longest, split or order.SPLIT) * (d + 2) * 4
 
     def holds(self, batch: int, heads: int, d: int) -> bool:
         """Whether so many requests of these heads fit; of how many keys, `allocate` was told."""
@@ -47,18 +47,37 @@ class Work:
         return batch <= most and (heads, d) == (of, size)
 
     @classmethod
-    def allocate(cls, batch: int, heads: int, longest: int, d: int, device) -> Work:
-        """For ``batch`` requests of at most ``longest`` keys."""
-        splits = triton.cdiv(longest, order.SPLIT)
+    def allocate(
+        cls, batch: int, heads: int, longest: int, d: int, device, split: int | None = None
+    ) -> Work:
+        """For ``batch`` requests of at most ``longest`` keys; ``split``: by default the own one."""
+        splits = triton.cdiv(longest, split or order.SPLIT)
         shape = (batch, heads, splits)
         parts = torch.empty((*shape, d), dtype=torch.float32, device=device)
         return cls(parts, *torch.empty((2, *shape), dtype=torch.float32, device=device))
 
 
-def stages_for(programs: int, d: int, device: torch.device) -> int:
-    """Tiles in flight: many where no multiprocessor has a second program to hide behind."""
-    alone = programs <= multiprocessors(device) and order.tile(d, order.arch_of(device)) > 64
-    return 5 if alone else 3
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Warps of a program, and tiles in flight. Any choice, the same bits."""
+
+    warps: int
+    stages: int
+
+
+def programs_for(tile: int, device: torch.device) -> int:
+    """Programs that fill a GPU with tiles of ``tile`` keys."""
+    return multiprocessors(device) * (1 if tile > 64 else 2)
+
+
+def launch_for(programs: int, d: int, tile: int, device: torch.device) -> Launch:
+    """More tiles in flight where a multiprocessor has no further program to hide behind."""
+    if d > 128 or shared_kib(device) < 200:
+        return Launch(4, 3)
+    few = programs <= programs_for(tile, device)
+    if tile > 64:
+        return Launch(4, 5 if few else 3)
+    return Launch(2, 5 if few else 4)
 
 
 @functools.cache
@@ -67,6 +86,16 @@ def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 132
     return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@triton.jit
+def length_of(rows_ptr, lengths_ptr, b, ENDS: tl.constexpr):
+    """Keys of request b; ENDS: rows_ptr tells where the keys end, also of the request before b."""
+    if ENDS:
+        length = tl.load(rows_ptr + b) - tl.load(rows_ptr + b - 1)
+    else:
+        length = tl.load(lengths_ptr + b)
+    return length.to(tl.int32)
 
 
 @triton.jit(do_not_specialize=["window", "shared"])
@@ -78,10 +107,10 @@ def _decode_attention_kernel(
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
     WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
-    MOVED: tl.constexpr, LIST: tl.constexpr,
+    MOVED: tl.constexpr, LIST: tl.constexpr, ENDS: tl.constexpr, RECIPROCAL: tl.constexpr,
 ):  # fmt: skip
     g, b, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    length = tl.load(lengths_ptr + b).to(tl.int32)
+    length = length_of(rows_ptr, lengths_ptr, b, ENDS)
     low = tl.maximum(length - 1 - window, 0) if WINDOW else 0
     begin = low // BLOCK_S * BLOCK_S
     first, last = begin // SPLIT, tl.cdiv(length, SPLIT)
@@ -95,6 +124,7 @@ def _decode_attention_kernel(
     row = tl.load(rows_ptr + b).to(tl.int64)
     table = table_ptr + (row - length if LIST else row * stride_table)
     k_at, v_at = k_ptr + g * stride_kg, v_ptr + g * stride_vg
+    log2 = log2_of(scale, CAP)
     # The splits of this program, and the tiles of all of them but those before and behind the keys.
     mine = tl.cdiv(last - first - share, shared)
     final = first + share + (mine - 1) * shared
@@ -118,25 +148,25 @@ def _decode_attention_kernel(
                 tl.store(part, acc_s, mask=kept[:, None] & (rd < D)[None, :])
                 tl.store(tops_ptr + at, top_s, mask=kept)
                 tl.store(totals_ptr + at, tl.max(total_s, axis=1), mask=kept)
-            top, total, acc = merged(top, total, acc, top_s, total_s, acc_s)
+            top, total, acc = merged(top, total, acc, top_s, total_s, acc_s, log2)
             top_s, total_s, acc_s = empty(BLOCK_M, BLOCK_D)
     if not PARTS or last - first == 1:
         finish(
-            top, tl.max(total, axis=1)[:, None], acc, b + rm * 0, h, valid, o_ptr, lse_ptr,
-            sinks_ptr, stride_ot, stride_oh, H, D, BLOCK_D, SINKS, LSE,
+            top, tl.max(total, axis=1)[:, None], acc, log2, b + rm * 0, h, valid, o_ptr, lse_ptr,
+            sinks_ptr, stride_ot, stride_oh, H, D, BLOCK_D, SINKS, LSE, RECIPROCAL,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["window"])
 def _merge_splits_kernel(
-    o_ptr, lse_ptr, lengths_ptr, sinks_ptr, parts_ptr, tops_ptr, totals_ptr,
-    stride_ot, stride_oh, stride_parts, window,
+    o_ptr, lse_ptr, rows_ptr, lengths_ptr, sinks_ptr, parts_ptr, tops_ptr, totals_ptr,
+    stride_ot, stride_oh, stride_parts, scale, window,
     H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
-    SPLIT: tl.constexpr, WINDOW: tl.constexpr, SINKS: tl.constexpr, LSE: tl.constexpr,
-    AT_ONCE: tl.constexpr,
+    SPLIT: tl.constexpr, WINDOW: tl.constexpr, CAP: tl.constexpr, SINKS: tl.constexpr,
+    LSE: tl.constexpr, AT_ONCE: tl.constexpr, ENDS: tl.constexpr, RECIPROCAL: tl.constexpr,
 ):  # fmt: skip
     head, b = tl.program_id(0), tl.program_id(1)
-    length = tl.load(lengths_ptr + b).to(tl.int32)
+    length = length_of(rows_ptr, lengths_ptr, b, ENDS)
     begin = tl.maximum(length - 1 - window, 0) // BLOCK_S * BLOCK_S if WINDOW else 0
     first, last = begin // SPLIT, tl.cdiv(length, SPLIT)
     if last - first <= 1:
@@ -145,6 +175,7 @@ def _merge_splits_kernel(
     top = tl.full((1,), float("-inf"), tl.float32)
     total = tl.zeros((1, 1), tl.float32)
     acc = tl.zeros((1, BLOCK_D), tl.float32)
+    log2 = log2_of(scale, CAP)
     at = b.to(tl.int64) * stride_parts + h * (stride_parts // H)  # [1]
     for some in range(first, last, AT_ONCE):
         parts, tops, totals = (), (), ()
@@ -155,10 +186,10 @@ def _merge_splits_kernel(
             tops += (tl.load(tops_ptr + at + some + i, mask=there, other=float("-inf")),)
             totals += (tl.load(totals_ptr + at + some + i, mask=there, other=0.0)[:, None],)
         for i in tl.static_range(AT_ONCE):
-            top, total, acc = merged(top, total, acc, tops[i], totals[i], parts[i])
+            top, total, acc = merged(top, total, acc, tops[i], totals[i], parts[i], log2)
     finish(
-        top, total, acc, b + h * 0, h, h < H, o_ptr, lse_ptr, sinks_ptr, stride_ot, stride_oh,
-        H, D, BLOCK_D, SINKS, LSE,
+        top, total, acc, log2, b + h * 0, h, h < H, o_ptr, lse_ptr, sinks_ptr, stride_ot,
+        stride_oh, H, D, BLOCK_D, SINKS, LSE, RECIPROCAL,
     )  # fmt: skip
 
 
@@ -168,20 +199,19 @@ def decode_attention(
     v_pool: torch.Tensor,
     table: torch.Tensor,
     rows: torch.Tensor,
-    lengths: torch.Tensor,
+    lengths: torch.Tensor | None,
     options: Options,
     *,
     work: Work | None = None,
     shared: int = 1,
-    warps: int = WARPS,
-    stages: int | None = None,
+    launch: Launch | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The attention of the header, by ``shared`` programs for each request and key head.
 
-    More than one needs ``work``; ``warps`` and ``stages`` are as free. Raises ValueError on what
-    the kernel does not hold.
+    More than one needs ``work``; ``launch`` is as free. Raises ValueError on what the kernel does
+    not hold.
     """
     heads, d = check(q, k_pool, v_pool)
     if shared > 1 and (work is None or not work.holds(len(q), heads, d)):
@@ -191,34 +221,30 @@ def decode_attention(
     if not len(q):
         return o
     group, groups = heads // k_pool.shape[1], k_pool.shape[1]
+    kept = options.order or order.own(d, q.device)
+    launch = launch or launch_for(groups * len(q) * shared, d, kept.block, q.device)
     parts, tops, totals = (work.parts, work.tops, work.totals) if shared > 1 else (None,) * 3
     stride_parts = parts.stride(0) // d if shared > 1 else 0
     stride_table = 0 if table.dim() == 1 else table.stride(0)
     same = {
-        "H": heads,
-        "D": d,
-        "BLOCK_D": triton.next_power_of_2(d),
-        "BLOCK_S": order.tile(d, order.arch_of(q.device)),
-        "SPLIT": order.SPLIT,
-        "WINDOW": options.window >= 0,
-        "SINKS": options.sinks is not None,
-        "LSE": lse is not None,
-        "enable_fp_fusion": False,
+        **{"H": heads, "D": d, "BLOCK_D": triton.next_power_of_2(d), "BLOCK_S": kept.block},
+        **{"SPLIT": kept.split, "WINDOW": options.window >= 0, "CAP": options.cap > 0},
+        **{"SINKS": options.sinks is not None, "LSE": lse is not None, "ENDS": lengths is None},
+        **{"RECIPROCAL": kept.reciprocal, "enable_fp_fusion": False},
     }
     pools = (q, k_pool, v_pool, o)
     _decode_attention_kernel[(groups, len(q), shared)](
         *pools, lse, table, options.moved, rows, lengths, options.sinks, parts, tops, totals,
         *(x.stride(i) for x in pools for i in (0, 1)), stride_table, stride_parts,
         options.scale, options.cap or 1.0, options.window, shared, GROUP=group,
-        BLOCK_M=max(16, triton.next_power_of_2(group)), PARTS=shared > 1, CAP=options.cap > 0,
+        BLOCK_M=max(16, triton.next_power_of_2(group)), PARTS=shared > 1,
         MOVED=options.moved is not None, LIST=table.dim() == 1,
-        num_stages=stages or stages_for(groups * len(q) * shared, d, q.device),
-        num_warps=warps, **same,
+        num_warps=launch.warps, num_stages=launch.stages, **same,
     )  # fmt: skip
     if shared > 1:
         _merge_splits_kernel[(heads, len(q))](
-            o, lse, lengths, options.sinks, parts, tops, totals,
-            *(o.stride(i) for i in (0, 1)), stride_parts, options.window, AT_ONCE=_AT_ONCE,
-            num_warps=2, **same,
+            o, lse, rows, lengths, options.sinks, parts, tops, totals,
+            *(o.stride(i) for i in (0, 1)), stride_parts, options.scale, options.window,
+            AT_ONCE=_AT_ONCE, num_warps=2, **same,
         )  # fmt: skip
     return o

@@ -19,6 +19,7 @@ of products and sums is switched off at launch, so that no compiler decides wher
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -39,6 +40,23 @@ def reduction_order(*, d: int, dtype: torch.dtype, arch: int) -> ReductionOrder:
     if d not in HEAD_DIMS or dtype not in DTYPES:
         raise ValueError(f"no attention order for heads of {d} in {dtype}; there are {HEAD_DIMS}")
     return ReductionOrder(axis="S", block=tile(d, arch), split=SPLIT)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a caller may ask for: keys a tile and a split, and how the result is normalised.
+
+    reciprocal   by the GPU's approximate reciprocal, as FlashInfer does it, and not by division
+    """
+
+    block: int
+    split: int
+    reciprocal: bool = False
+
+
+def own(d: int, device: torch.device) -> Order:
+    """The order of the Triton backend for heads of ``d``."""
+    return Order(tile(d, arch_of(device)), SPLIT)
 
 
 def tile(d: int, arch: int) -> int:
@@ -64,6 +82,12 @@ def capped(s, scale, cap):
 
 
 @triton.jit
+def log2_of(scale, CAP: tl.constexpr):
+    """What turns a score, or a capped one, into a power of two."""
+    return 1.4426950408889634 if CAP else scale * 1.4426950408889634
+
+
+@triton.jit
 def one_tile(
     top, total, acc, q, k_ptr, v_ptr, table_ptr, moved_ptr, stride_k, stride_v, first, low, hi,
     position, scale, cap, window, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -75,8 +99,7 @@ def one_tile(
     Every row sees every key unless MASKED.
     """
     rs, rd = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
-    # What turns a score into a power of two.
-    log2 = 1.4426950408889634 if CAP else scale * 1.4426950408889634
+    log2 = log2_of(scale, CAP)
     ones = tl.full((BLOCK_S, 16), 1.0, tl.float32).to(v_ptr.dtype.element_ty)
     s = first + rs
     inside = s < hi
@@ -103,10 +126,10 @@ def one_tile(
         if WINDOW:
             seen = seen & (s[None, :] >= position[:, None] - window)
         x = tl.where(seen, x, float("-inf"))
-    higher = tl.maximum(top, tl.max(x, axis=1) * log2)
+    higher = tl.maximum(top, tl.max(x, axis=1))
     shift = tl.where(higher == float("-inf"), 0.0, higher)
-    p = tl.exp2(tl.fma(x, log2, -shift[:, None])).to(v.dtype)
-    rescale = tl.exp2(top - shift)[:, None]
+    p = tl.exp2(tl.fma(x, log2, -(shift * log2)[:, None])).to(v.dtype)
+    rescale = tl.exp2((top - shift) * log2)[:, None]
     return higher, tl.dot(p, ones, total * rescale), tl.dot(p, v, acc * rescale)
 
 
@@ -135,23 +158,24 @@ def some_tiles(
             CAP, MOVED,
         )  # fmt: skip
         if (first + BLOCK_S) % SPLIT == 0:
-            top, total, acc = merged(top, total, acc, top_s, total_s, acc_s)
+            log2 = log2_of(scale, CAP)
+            top, total, acc = merged(top, total, acc, top_s, total_s, acc_s, log2)
             top_s, total_s, acc_s = empty(M, BLOCK_D)
     return top, total, acc, top_s, total_s, acc_s
 
 
 @triton.jit
-def merged(top, total, acc, top_s, total_s, acc_s):
+def merged(top, total, acc, top_s, total_s, acc_s, log2):
     """What was merged so far, with the next split: tops [M], totals [M, 1 or 16], acc [M, D]."""
     higher = tl.maximum(top, top_s)
     shift = tl.where(higher == float("-inf"), 0.0, higher)
-    a, b = tl.exp2(top - shift)[:, None], tl.exp2(top_s - shift)[:, None]
+    a, b = tl.exp2((top - shift) * log2)[:, None], tl.exp2((top_s - shift) * log2)[:, None]
     return higher, total * a + total_s * b, acc * a + acc_s * b
 
 
 @triton.jit
 def with_sink(top, total, acc, sink):
-    """Add the attention sink: a key of score ``sink`` [M] (in units of log2) with value 0."""
+    """Add the attention sink: a key of score ``sink`` [M] with value 0; top, sink as exponents."""
     higher = tl.maximum(top, sink)
     a = tl.exp2(top - higher)[:, None]
     return higher, total * a + tl.exp2(sink - higher)[:, None], acc * a
@@ -159,17 +183,27 @@ def with_sink(top, total, acc, sink):
 
 @triton.jit
 def finish(
-    top, one, acc, t, h, valid, o_ptr, lse_ptr, sinks_ptr, stride_ot, stride_oh,
+    top, one, acc, log2, t, h, valid, o_ptr, lse_ptr, sinks_ptr, stride_ot, stride_oh,
     H: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SINKS: tl.constexpr,
-    LSE: tl.constexpr,
+    LSE: tl.constexpr, RECIPROCAL: tl.constexpr,
 ):  # fmt: skip
-    """top [M], one [M, 1], acc [M, D] of tokens t [M] and heads h [M] -> o and lse, where valid."""
+    """top [M], one [M, 1], acc [M, D] of tokens t [M] and heads h [M] -> o and lse, where valid.
+
+    RECIPROCAL: by the GPU's approximate reciprocal, as FlashInfer does it, and not by division.
+    """
     rd = tl.arange(0, BLOCK_D)
+    top = top * log2
     if SINKS:
         sink = tl.load(sinks_ptr + h, mask=valid, other=0.0).to(tl.float32)
         top, one, acc = with_sink(top, one, acc, sink * 1.4426950408889634)
     # A split that a row does not see turns -0.0 into 0.0, so no row keeps a -0.0.
-    o = tl.div_rn(acc + 0.0, one).to(o_ptr.dtype.element_ty)
+    if RECIPROCAL:
+        once = tl.inline_asm_elementwise(
+            "rcp.approx.ftz.f32 $0, $1;", "=f,f", [one], dtype=tl.float32, is_pure=True, pack=1
+        )
+        o = ((acc + 0.0) * once).to(o_ptr.dtype.element_ty)
+    else:
+        o = tl.div_rn(acc + 0.0, one).to(o_ptr.dtype.element_ty)
     at = o_ptr + t.to(tl.int64)[:, None] * stride_ot + h[:, None] * stride_oh + rd[None, :]
     tl.store(at, o, mask=valid[:, None] & (rd < D)[None, :])
     if LSE:

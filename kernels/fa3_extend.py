@@ -22,7 +22,7 @@ from sgl_det.kernels.fa3_chunks import Call, Chunked, Sequences, pages
 from sgl_det.kernels.merge_chunks import Rows, State, merge_chunks
 
 # Any values give the same bits. The rows from which a call a chunk fills the GPU.
-MANY_ROWS, MOST_COPIED, MOST_PARTS = 1024, 4096, 32768
+MANY_ROWS, MOST_COPIED, MOST_PARTS = 1024, 4096, 49152
 
 
 @dataclass(frozen=True, slots=True)

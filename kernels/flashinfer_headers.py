@@ -15,10 +15,10 @@ How a module is built from the copy
     with -I and a FLASHINFER_WORKSPACE_BASE of its own: it holds for every module of the process,
     and an ahead-of-time module would be loaded all the same.)
 
-The three groups, and what each is for
-    EXACT_RESCALE   a KV tile in which a row sees no key leaves the row's state as it was
+The two groups, and what each is for
+    EXACT_RESCALE   a KV tile in which a row sees no key leaves the state as it was, and what is
+                    rounded is written down, so that `attention_order` can do the same
     ONE_TREE        query tiles of 16, 64 and 128 rows share one KV tile and one warp a row
-    WINDOW          with a sliding window, KV tiles begin at multiples of the tile's size
 """
 
 from __future__ import annotations
@@ -55,16 +55,24 @@ class Edit:
     why: str
 
 
+_in_softmax = partial(Edit, file=_PREFILL, function="update_mdo_states", fingerprint="b7553b97356c")
 EXACT_RESCALE = (
-    Edit(
+    _in_softmax(
         name="exact_rescale",
-        file=_PREFILL,
-        function="update_mdo_states",
-        fingerprint="b7553b97356c",
         old="math::ptx_exp2(m_prev * sm_scale - m[mma_q][j] * sm_scale)",
         new="math::ptx_exp2((m_prev - m[mma_q][j]) * sm_scale)",
         why="the compiler contracts the difference of products to an FMA, which is not 0 when the "
         "maximum stands still: a tile without a visible key would rescale the row",
+    ),
+    *(
+        _in_softmax(
+            name=f"one_fma_{i}",
+            old=f"s_frag[mma_q][mma_kv][j * 2 + {i}] * sm_scale - m[mma_q][j] * sm_scale",
+            new=f"__fmaf_rn(s_frag[mma_q][mma_kv][j * 2 + {i}], sm_scale,\n"
+            "                          -__fmul_rn(m[mma_q][j], sm_scale))",
+            why="which of the two products is rounded is not left to the compiler",
+        )
+        for i in (0, 1, 4, 5)
     ),
 )
 _in_dispatch = partial(
@@ -96,23 +104,7 @@ ONE_TREE = (
         "tiles; the kernel raises instead",
     ),
 )
-WINDOW = (
-    Edit(
-        name="window_starts_at_a_tile",
-        file=_PREFILL,
-        function="BatchPrefillWithPagedKVCacheDevice",
-        fingerprint="e23312004231",
-        old="const uint32_t kv_start_idx = sub_if_greater_or_zero(\n"
-        "        kv_len + (qo_tile_idx * CTA_TILE_Q) / group_size, qo_len + window_left);",
-        new="const uint32_t kv_start_idx =\n"
-        "        sub_if_greater_or_zero(kv_len + (qo_tile_idx * CTA_TILE_Q) / group_size,\n"
-        "                               qo_len + window_left) /\n"
-        "        CTA_TILE_KV * CTA_TILE_KV;",
-        why="tiles would begin where the first row of the query tile begins to see, which moves "
-        "with the start of a prefill chunk; needs a plan without splits",
-    ),
-)
-EDITS = (*EXACT_RESCALE, *ONE_TREE, *WINDOW)
+EDITS = (*EXACT_RESCALE, *ONE_TREE)
 
 
 def fingerprint(text: str) -> str:

@@ -80,19 +80,22 @@ def first_mismatch(
 def _others(of: Sequence[int]) -> Iterator[tuple[str, list[tuple[int, int, int]], bool]]:
     """A name, the (request, keys, new tokens) of a step, and whether it is one of decode."""
     every = list(enumerate(of))
+    # A backend may take another kernel where no request is long.
+    short = [(i, n) for i, n in every if n <= sorted(of)[len(of) // 2]]
     for name, new in (
         ("after a half of it", lambda n: n - n // 2),
         ("in a chunk of 17 tokens", lambda n: min(n, 17)),
         ("in a chunk of one token", lambda n: 1),
     ):
         yield name, [(i, n, new(n)) for i, n in every], False
+        yield f"{name}, among short ones", [(i, n, new(n)) for i, n in short], False
+    yield "among short ones", [(i, n, n) for i, n in short], False
     for i, n in (every[0], every[len(every) // 2], every[-1]):
         yield "alone", [(i, n, n)], False
         yield "in decode alone", [(i, n, 1)], True
     yield "in decode", [(i, n, 1) for i, n in every], True
     yield "in decode of a half", [(i, n // 2 + 1, 1) for i, n in every], True
-    short = [(i, n, 1) for i, n in every if n <= of[1]] * 40
-    yield "in decode of many", short, True
+    yield "in decode of many", [(i, n, 1) for i, n in every if n <= of[1]] * 40, True
 
 
 def _run(

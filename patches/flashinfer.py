@@ -1,36 +1,29 @@
-"""FlashInfer in one order: prefill, chunked prefill, extend after a prefix hit, and decode.
+"""FlashInfer with one order for prefill, chunks, prefix hits and decode, at any length.
 
-SGLang's deterministic mode splits the KV of prefill and of decode at different places, lets the
-query tile follow the mean length of the batch, and then switches the radix cache off and aligns
-chunks to 4096 tokens, since neither would hold. With one kernel, one KV tile and one split size at
-absolute positions, none of that is needed.
+FlashInfer's FA2 kernel takes every batch whose requests have at most `flashinfer_order.SPLIT` keys,
+in one pass, built from headers in which no bit depends on the query tile. Longer requests and
+decode take our kernels, which have the same bits, and beyond one split an order of their own.
+SGLang's deterministic mode splits at other places in prefill than in decode, lets the query tile
+follow the mean length of the batch, reserves 2 GiB for partial results, and then switches the radix
+cache off and aligns chunks to 4096 tokens.
 """
 
 from __future__ import annotations
 
-from functools import cache, wraps
+from functools import wraps
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
 from sgl_det.patch import Patch
-from sgl_det.patches import chunks, phases
+from sgl_det.patches import chunks, decode_programs, phases
 from sgl_det.patches.table import patches_of
 
-_FLASHINFER = "flashinfer-python>=0.6.15,<0.6.16"
-
-
-def _module(original):
-    @cache
-    def ours(backend, *args):
-        from sgl_det.kernels.flashinfer_module import module_plan
-
-        return SimpleNamespace(**vars(original(backend, *args)) | {"plan": module_plan})
-
-    @wraps(original)
-    def get_batch_prefill_module(backend, *args):
-        return ours(backend, *args) if backend == "fa2" else original(backend, *args)
-
-    return get_batch_prefill_module
+_REQUIRES = "flashinfer-python>=0.6.15,<0.6.16"
+_ONE_PASS = {"fixed_split_size": None, "disable_split_kv": True}
+# One pass leaves no partial results; this is for what FlashInfer may want besides.
+_WORKSPACE_BYTES = 128 << 20
+_STATE = SimpleNamespace(work=None)
 
 
 def _headers(original):
@@ -49,40 +42,116 @@ def _headers(original):
     return gen_batch_prefill_module
 
 
-def _backend(original):
+def _plan(original):
     @wraps(original)
-    def __init__(self, model_runner, *args, **kwargs):
-        from sgl_det.kernels.flashinfer_module import SETTINGS, Order
+    def plan(self, *args, **kwargs):
+        return original(self, *args, **(kwargs | _ONE_PASS))
+
+    return plan
+
+
+def _decode_plan(original):
+    @wraps(original)
+    def call_begin_forward(self, *args, **kwargs):
+        return original(self, *args, **(kwargs | _ONE_PASS))
+
+    return call_begin_forward
+
+
+def _options(given: dict[str, Any], *, causal: bool):
+    """What our kernels are told of a call. Raises RuntimeError on what they do not hold."""
+    from sgl_det.kernels.attention import Options
+    from sgl_det.kernels.flashinfer_order import ORDER
+
+    wanted = {
+        "causal": causal,
+        "window_left": -1,
+        "logits_soft_cap": 0,
+        "pos_encoding_mode": "NONE",
+    }
+    found = {name: given[name] for name in wanted if given.get(name) is not None}
+    odd = sorted(name for name, value in found.items() if value != wanted[name])
+    odd += sorted(
+        name for name in ("k_scale", "v_scale", "q_scale") if given.get(name) not in (None, 1)
+    )
+    if odd or given.get("sm_scale") is None:
+        raise RuntimeError(
+            f"FlashInfer was called with {', '.join(odd) or 'no sm_scale'}: no order is held for "
+            f"that; take --attention-backend triton"
+        )
+    return Options(given["sm_scale"], order=ORDER)
+
+
+def _keys_and_values(cache: Any) -> tuple[Any, Any]:
+    """[slots, G, D] each, of pages of one token."""
+    k, v = (x.squeeze(1) if x.dim() == 4 else x for x in cache)
+    return k, v
+
+
+def _prefill(original):
+    @wraps(original)
+    def forward(self, q, paged_kv_cache, **given):
+        from sgl_det.kernels.attention import attention
         from sgl_det.kernels.flashinfer_order import SPLIT
 
-        SETTINGS.order = Order(
-            chunk=SPLIT,
-            context=model_runner.model_config.context_len,
-            pool=model_runner.max_total_num_tokens,
+        options = _options(given, causal=True)
+        if self._max_kv_len <= SPLIT:
+            return original(self, q, paged_kv_cache, **given)
+        k, v = _keys_and_values(paged_kv_cache)
+        keys = self._paged_kv_indptr_buf
+        # A table of one row, and where in it each request begins.
+        table, begin = self._paged_kv_indices_buf[:, None], keys[:-1]
+        return attention(
+            q, k, v, table, begin, self._qo_indptr_buf, keys.diff(), self._max_q_len, options
         )
-        _reserve(model_runner, SETTINGS.order)
+
+    return forward
+
+
+def _decode(original):
+    @wraps(original)
+    def forward(self, q, paged_kv_cache, **given):
+        from sgl_det.kernels.attention_decode import decode_attention
+
+        options = _options(given, causal=False)
+        k, v = _keys_and_values(paged_kv_cache)
+        work, ends = _STATE.work, self._paged_kv_indptr_buf[1 : len(q) + 1]
+        shared = decode_programs.shared(work, len(q), k.shape[1], options.order)
+        slots = self._paged_kv_indices_buf
+        return decode_attention(q, k, v, slots, ends, None, options, work=work, shared=shared)
+
+    return forward
+
+
+def _start(original):
+    @wraps(original)
+    def __init__(self, model_runner, *args, **kwargs):
+        import torch
+        from sglang.srt.runtime_context import get_buffer, get_parallel
+
+        from sgl_det.kernels.attention_order import arch_of
+        from sgl_det.kernels.flashinfer_order import ORDER, reduction_order
+
+        device, model = torch.device(model_runner.device), model_runner.model_config
+        order = reduction_order(d=model.head_dim, dtype=model_runner.dtype, arch=arch_of(device))
+        # SGLang takes what lies under this name already.
+        get_buffer(
+            "flashinfer_workspace",
+            lambda: torch.empty(_WORKSPACE_BYTES, dtype=torch.uint8, device=device),
+        )
+        shards = get_parallel().attn_tp_size
+        heads, groups = model.num_attention_heads // shards, model.get_num_kv_heads(shards)
+        _STATE.work = decode_programs.work_for(
+            heads, groups, model.head_dim, model.context_len, ORDER, device
+        )
         original(self, model_runner, *args, **kwargs)
-        prove(self, model_runner)
+        phases.prove(lambda step: attend(self, step), model_runner, order)
 
     return __init__
 
 
-def prove(backend: Any, model_runner: Any) -> None:
-    """Raise RuntimeError unless prompts, chunks and decode give the same bits here."""
-    import torch
-
-    from sgl_det.kernels.attention_order import arch_of
-    from sgl_det.kernels.flashinfer_order import reduction_order
-
-    d, arch = model_runner.model_config.head_dim, arch_of(torch.device("cuda"))
-    order = reduction_order(d=d, dtype=model_runner.dtype, arch=arch)
-    phases.prove(lambda step: attend(backend, step), model_runner, order)
-
-
 def attend(backend: Any, step: Any) -> Any:
     """A step of the proof, by the wrappers that serve."""
-    from itertools import accumulate
-
     import torch
 
     def on_gpu(*values: int) -> Any:
@@ -104,83 +173,70 @@ def attend(backend: Any, step: Any) -> Any:
     return wrapper.forward(step.q, pools, causal=True, sm_scale=scale)
 
 
-def _reserve(model_runner: Any, order: Any) -> None:
-    """The workspace that SGLang would allocate with a fixed size, in the size that is needed."""
-    import torch
-    from sglang.srt.runtime_context import get_buffer, get_parallel
-
-    from sgl_det.kernels.flashinfer_module import workspace_needed
-    from sgl_det.kernels.flashinfer_plan import Heads
-
-    model, args, shards = model_runner.model_config, model_runner.server_args, get_parallel()
-    heads = Heads(
-        qo=model.get_max_num_attention_heads() // shards.attn_tp_size,
-        kv=model.get_num_kv_heads(shards.attn_tp_size),
-        dim=model.head_dim,
-    )
-    chunked = args.chunked_prefill_size
-    rows = chunked if chunked and chunked > 0 else max(args.max_prefill_tokens, order.context)
-    size = workspace_needed(order, rows, heads, model_runner.req_to_token_pool.size)
-    allocate = {"dtype": torch.uint8, "device": model_runner.device}
-    get_buffer("flashinfer_workspace", lambda: torch.empty(size, **allocate))
-
-
-def _graph(original):
-    @wraps(original)
-    def can_run_graph(self, forward_batch):
-        from sgl_det.kernels.flashinfer_module import fits
-
-        if not original(self, forward_batch):
-            return False
-        lengths = forward_batch.seq_lens_cpu
-        return fits(forward_batch.seq_lens.cpu() if lengths is None else lengths)
-
-    return can_run_graph
-
-
-_BACKEND = "sglang.srt.layers.attention.flashinfer_backend:FlashInferAttnBackend"
-_RUNNER = "sglang.srt.model_executor.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner"
+_BACKEND = "sglang.srt.layers.attention.flashinfer_backend"
 _TABLE = (
     (
-        "workspace",
-        f"{_BACKEND}.__init__",
+        "start",
+        f"{_BACKEND}:FlashInferAttnBackend.__init__",
         "2c860e5b61d8",
-        "the order is set before anything is planned, and the partial results fit",
-        _backend,
+        "the phases are proven to have one order; no memory is kept for partial results",
+        _start,
         "https://github.com/sgl-project/sglang/issues/30244",
     ),
     (
-        "graph",
-        f"{_RUNNER}.can_run_graph",
-        "677c14cc348e",
-        "a decode step with more splits than its captured grid runs eagerly, with the same bits",
-        _graph,
-        "none: SGLang does not split KV in deterministic graphs",
+        "decode_plan",
+        f"{_BACKEND}:FlashInferIndicesUpdaterDecode.call_begin_forward",
+        "2f8a4ee39ad1",
+        "what is planned for decode needs no workspace, since our kernel decodes",
+        _decode_plan,
+        "none: graph and eager decode differ beyond 2048 tokens in SGLang",
     ),
 )
 
 
+def _patch(name: str, target: str, fingerprint: str, why: str, wrap: Any) -> Patch:
+    return Patch(
+        name=f"flashinfer.{name}",
+        target=f"flashinfer.{target}",
+        requires=_REQUIRES,
+        fingerprints=(fingerprint,),
+        why=why,
+        upstream="none: FlashInfer promises no bits between query tiles, splits and phases",
+        wrap=wrap,
+    )
+
+
 def patches() -> tuple[Patch, ...]:
     """The patches of a scheduler process that runs FlashInfer in one order."""
+    prefill = "prefill:BatchPrefillWithPagedKVCacheWrapper"
     return (
-        Patch(
-            name="flashinfer.plan",
-            target="flashinfer.prefill:get_batch_prefill_module",
-            requires=_FLASHINFER,
-            fingerprints=("556692bf0ba6",),
-            why="every phase is planned with one split size, at absolute positions, and a query "
-            "tile that no bit depends on",
-            upstream="none: FlashInfer's scheduler plans for load",
-            wrap=_module,
+        _patch(
+            "headers",
+            "jit.attention.modules:gen_batch_prefill_module",
+            "aea77ef85633",
+            "the kernel rescales exactly, and all query tiles share one KV tile",
+            _headers,
         ),
-        Patch(
-            name="flashinfer.headers",
-            target="flashinfer.jit.attention.modules:gen_batch_prefill_module",
-            requires=_FLASHINFER,
-            fingerprints=("aea77ef85633",),
-            why="the kernel rescales exactly, and all query tiles share one KV tile",
-            upstream="none: FlashInfer promises no bits between query tiles",
-            wrap=_headers,
+        _patch(
+            "plan",
+            f"{prefill}.plan",
+            "e0c766fd6ff5",
+            "prefill takes the KV of a request in one pass, and needs no workspace to overflow",
+            _plan,
+        ),
+        _patch(
+            "prefill",
+            f"{prefill}.forward",
+            "9a32ceab3366",
+            "requests of more than one split take our kernel, in the order of decode",
+            _prefill,
+        ),
+        _patch(
+            "decode",
+            "decode:BatchDecodeWithPagedKVCacheWrapper.forward",
+            "947f81b8fee1",
+            "our kernel decodes in prefill's order, spread over the GPU as the load asks",
+            _decode,
         ),
         *patches_of("flashinfer", _TABLE),
         *chunks.patches(),

@@ -12,12 +12,10 @@ from functools import wraps
 from typing import Any
 
 from sgl_det.patch import Patch
-from sgl_det.patches import chunks
+from sgl_det.patches import chunks, decode_programs
 from sgl_det.patches.table import patches_of
 
 _BACKEND = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend"
-# Memory that decode may use for splits which several programs share, in bytes.
-_WORK_BYTES = 256 << 20
 
 
 def _extend(original):
@@ -67,7 +65,9 @@ def _decode(original):
             self._set_kv_buffer(forward_batch, layer, where, k, v, layer.k_scale, layer.v_scale)
         q = q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim)
         cap = logit_capping_mod(layer.logit_capping_method, layer.logit_cap)
-        shared = _shared(self, len(q), layer.tp_k_head_num)
+        shared = decode_programs.shared(
+            self.sgl_det_work, len(q), layer.tp_k_head_num, self.sgl_det_order
+        )
         options = _options(layer, cap, sinks, score_mod, None)
         # Lists of slots made before the graph is replayed: the scheduler may write the table then.
         name = "window_kv_" if options.window >= 0 else "kv_"
@@ -112,34 +112,23 @@ def _options(layer: Any, cap: float, sinks: Any, score_mod: Any, pool: Any):
     return Options(layer.scaling, cap or 0.0, window, sinks, moved)
 
 
-def _shared(backend: Any, batch: int, groups: int) -> int:
-    """Programs for each request and key head: one a multiprocessor, fewer where memory is short."""
-    work = backend.sgl_det_work
-    if not work.holds(batch, backend.num_head, backend.v_head_dim):
-        return 1
-    return max(1, min(work.tops.shape[2], backend.device_core_count // (batch * groups)))
-
-
 def _start(original):
     @wraps(original)
     def __init__(self, model_runner, *args, **kwargs):
+        import torch
+
+        from sgl_det.kernels import attention_order
+
         original(self, model_runner, *args, **kwargs)
         # SGLang's memory for one partial result per 256 tokens is not used.
         self.max_kv_splits = 1
-        self.sgl_det_work = _work(self)
+        device = torch.device(self.device)
+        self.sgl_det_order = order = attention_order.own(self.v_head_dim, device)
+        sizes = (self.num_head, self.num_kv_head, self.v_head_dim, self.max_context_len)
+        self.sgl_det_work = decode_programs.work_for(*sizes, order, device)
         _prove(self, model_runner)
 
     return __init__
-
-
-def _work(backend: Any):
-    """Memory for as many requests as several programs may share, within `_WORK_BYTES`."""
-    from sgl_det.kernels.attention_decode import Work
-
-    sizes = (backend.num_head, backend.max_context_len, backend.v_head_dim)
-    most = max(1, backend.device_core_count // backend.num_kv_head)
-    batch = max(1, min(most, _WORK_BYTES // Work.bytes_of(1, *sizes)))
-    return Work.allocate(batch, *sizes, backend.device)
 
 
 def _prove(backend: Any, model_runner: Any) -> None:

@@ -83,9 +83,9 @@ FLASHINFER = Backend(
     split_tokens=_split(1024),
     limits=(
         "full attention only",
-        "prefill takes the FA2 kernel, compiled at the first start (some minutes) from headers "
-        "with five lines changed",
-        "a prompt's chunk keeps a partial result for every 1024 tokens of the longest context",
+        "batches of requests of at most 1024 tokens are prefilled by FlashInfer's FA2 kernel, "
+        "built at the first start (some minutes) from headers with a few lines changed; longer "
+        "ones and decode take our Triton kernels, which have the same bits",
     ),
 )
 FA3 = Backend(

@@ -171,23 +171,6 @@ def _rope(context: Context) -> str | None:
     return None
 
 
-def _partial_results(context: Context) -> str | None:
-    """FlashInfer keeps what each split gives for every new token, and counts in 32 bits."""
-    split = context.limits.split_tokens.get("prefill")
-    if context.limits.name != "flashinfer" or split is None:
-        return None
-    config, args = context.model_config, context.server_args
-    chunk, longest = args.chunked_prefill_size, config.context_len
-    rows = chunk if chunk and chunk > 0 else max(args.max_prefill_tokens or 0, longest)
-    elements = rows * -(-longest // split) * config.num_attention_heads * config.head_dim
-    if elements < 1 << 32:
-        return None
-    return (
-        f"chunks of {rows} tokens in a context of {longest} leave {elements} partial results, "
-        f"expected fewer than {1 << 32}"
-    )
-
-
 MODEL_RULES = (
     ModelRule(
         name="mixture_of_experts",
@@ -254,13 +237,6 @@ MODEL_RULES = (
         find=_rope,
         reason="long-context tables are chosen by the longest position in the batch, and others "
         "were not reviewed",
-    ),
-    ModelRule(
-        name="partial_results",
-        find=_partial_results,
-        reason="FlashInfer's kernel counts the results of KV splits in 32 bits",
-        way_out="use a smaller --chunked-prefill-size or --context-length",
-        liftable=False,
     ),
 )
 _KINDS = frozenset({"mixture_of_experts", "hybrid_attention", "multimodal", "embedding", "mla"})

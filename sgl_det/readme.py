@@ -12,6 +12,7 @@ from sgl_det.backend import BACKENDS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
+_ARMS = ("normal", "sgl_det")  # of a server benchmark
 _SHORT = {"stock": "stock", "stock_det": "stock deterministic", "sgl_det": "sgl_det"}
 
 
@@ -143,16 +144,47 @@ def _verdict(summary: dict, baseline: str) -> str:
 
 def servers_table(machine: str) -> str:
     """Our servers beside the same backend's normal mode, from every server-*.json."""
+    memory: list[str] = []
     lines = ["| backend | workload | normal, s | sgl_det, s | speed ratio | verdict | key |"]
     lines.append("|---" * 7 + "|")
     for path in sorted((ROOT / "benchmarks" / "results" / machine).glob("server-*.json")):
-        for r in json.loads(path.read_text())["rows"]:
-            ratio = f"{r['speed_ratio']} ({r['min']} to {r['max']})" if "speed_ratio" in r else "-"
+        found = json.loads(path.read_text())
+        memory += _memory(path.stem.removeprefix("server-"), found)
+        for r in found.get("rows", ()):
+            ratio = r.get("note", "-")
+            if "speed_ratio" in r:
+                ratio = f"{r['speed_ratio']} ({r['min']} to {r['max']})"
             cells = (r["backend"], r["workload"], r["normal_s"], r["sgl_det_s"], ratio)
             lines.append(
                 "| " + " | ".join(map(str, (*cells, r["verdict"], f"`{r['key']}`"))) + " |"
             )
-    return "\n".join(lines) if len(lines) > 2 else "Not measured yet."
+    if len(lines) == 2:
+        return "Not measured yet."
+    return "\n".join([*lines, *(["", *memory] if memory else [])])
+
+
+def _memory(name: str, found: dict) -> list[str]:
+    """What both arms of a server benchmark said about their memory; empty where they said nothing.
+
+    servers   side by side, with equal and bounded pools; capacity: each alone, without a bound
+    """
+    out = []
+    if arms := found.get("servers"):
+        held = [arms[arm]["memory_gb"] for arm in _ARMS]
+        pools, graphs = [m["kvcache"] for m in held], [sum(m["graph"].values()) for m in held]
+        tokens = " and ".join(str(n) for n in sorted({m["token_capacity"] for m in held}))
+        out.append(
+            f"* {name}, normal / sgl_det: KV pool of {tokens} tokens {pools[0]:.1f} / "
+            f"{pools[1]:.1f} GB, CUDA graphs {graphs[0]:.2f} / {graphs[1]:.2f} GB"
+        )
+    if arms := found.get("capacity"):
+        tokens = [arms[arm]["max_total_num_tokens"] for arm in _ARMS]
+        left = [arms[arm]["available_gb"] for arm in _ARMS]
+        out.append(
+            f"* {name}, each alone on the GPU: room for {tokens[0]} / {tokens[1]} KV tokens "
+            f"({tokens[1] / tokens[0]:.3f}), {left[0]} / {left[1]} GB left"
+        )
+    return out
 
 
 def rendered(text: str) -> str:

@@ -301,7 +301,7 @@ def test_refused_kind_of_model(resolve, name, field, value):
 
 def test_every_model_rule_is_provoked():
     other = {"multimodal", "embedding", "attention_sinks", "mla", "head_dim"}
-    limits = {"model_dtype", "partial_results"}
+    limits = {"model_dtype"}
     assert {rule.name for rule in MODEL_RULES} == MODELS.keys() | other | limits
 
 
@@ -325,21 +325,6 @@ def test_backend_that_holds_windows(resolve):
     args.get_model_config().sliding_window_size = 128
     assert names_of(judged(args)) == ["sliding_window"]
     assert names_of(judged(args, Limits(windows=True))) == []
-
-
-# 8192 new tokens, each with 40 or 128 splits of 32 heads of 128: 2^30 results, or 2^32.
-def test_partial_results_of_flashinfer_are_counted_in_32_bits(resolve, sglang):
-    shape = {"num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
-    backend = {"device": "cuda", "attention_backend": "flashinfer", "chunked_prefill_size": 8192}
-    limits = Limits(name="flashinfer", split_tokens={"prefill": 1024})
-    with h200(sglang):
-        long = resolve(shape | {"max_position_embeddings": 131072}, **backend)
-        short = resolve(shape | {"max_position_embeddings": 40960}, **backend)
-    (refusal,) = judged(long, limits, allow={"partial_results"}).refusals[1:]
-    assert refusal.name == "partial_results" and "--det-allow" not in refusal.sentence
-    assert "--chunked-prefill-size" in refusal.sentence and str(1 << 32) in refusal.sentence
-    assert judged(short, limits).refusals == ()
-    assert judged(long, Limits(name="flashinfer")).refusals == ()
 
 
 @pytest.mark.parametrize("backend", GPU_BACKENDS)

@@ -11,7 +11,9 @@ import torch
 from sgl_det.check import FITS, judge_all
 from sgl_det.kernels import attention as extend_module
 from sgl_det.kernels import attention_decode, attention_order, attention_proof, proof
-from sgl_det.patches import triton
+from sgl_det.patches import decode_programs, triton
+
+ORDER = attention_order.Order(attention_order.BLOCK_S, attention_order.SPLIT)
 
 LAYER = SimpleNamespace(
     layer_id=3,
@@ -81,6 +83,7 @@ def backend():
         num_head=4,
         v_head_dim=8,
         sgl_det_work=attention_decode.Work.allocate(33, 4, 80 * attention_order.SPLIT, 8, "cpu"),
+        sgl_det_order=ORDER,
         written=written,
         _set_kv_buffer=lambda *args: written.append(args[2:]),
     )
@@ -133,7 +136,10 @@ def test_decode_writes_its_keys_and_reads_the_table(calls, backend):
 )
 def test_programs_fill_the_gpu(backend, batch, groups, shared):
     """80 splits at most; memory for 33 requests."""
-    assert triton._shared(backend, batch, groups) == shared
+    assert decode_programs.shared(backend.sgl_det_work, batch, groups, ORDER) == shared
+    small = attention_order.Order(64, attention_order.SPLIT)
+    twice = decode_programs.shared(backend.sgl_det_work, batch, groups, small)
+    assert shared <= twice <= 2 * shared + 1
 
 
 def test_options_of_a_layer(calls, backend):
@@ -213,7 +219,7 @@ def test_what_the_layers_ask_for_is_proven(started):
 
 
 def test_memory_bounds_the_requests_that_share(started, monkeypatch):
-    monkeypatch.setattr(triton, "_WORK_BYTES", 1)
+    monkeypatch.setattr(decode_programs, "WORK_BYTES", 1)
     assert len(started().sgl_det_work.parts) == 1
 
 

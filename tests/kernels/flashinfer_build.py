@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from .compile_targets import CUOBJDUMP
-from .flashinfer_scheduler import includes, nvcc
 
 # Those that FlashInfer's build passes and that reach the arithmetic.
 FLAGS = ["-std=c++17", "-use_fast_math", "-O3", "-DNDEBUG", "--expt-relaxed-constexpr"]
@@ -84,6 +86,28 @@ class Launch(NamedTuple):
     warps_q: int
     warps_kv: int
     shared: int
+
+
+def include_folder() -> Path | None:
+    """Where FlashInfer's headers are, or None; FlashInfer is not imported."""
+    found = find_spec("flashinfer")
+    if found is None or not found.submodule_search_locations:
+        return None
+    folder = Path(found.submodule_search_locations[0]) / "data" / "include"
+    return folder if folder.is_dir() else None
+
+
+def includes(headers: Path) -> list[str]:
+    """Flags that find ``headers`` first, as FlashInfer's own build does with an extra folder."""
+    data = include_folder().parent
+    cccl = ("cub", "libcudacxx/include", "thrust")
+    flags = [f"-I{headers}", *(f"-I{data / 'cccl' / name}" for name in cccl)]
+    return [*flags, "-isystem", str(include_folder())]
+
+
+def nvcc() -> str | None:
+    home = os.environ.get("CUDA_HOME")
+    return shutil.which("nvcc") or (home and shutil.which(f"{home}/bin/nvcc")) or None
 
 
 def opcodes(headers: Path, folder: Path, dims: tuple[int, ...]) -> dict[tuple[int, int], Counter]:

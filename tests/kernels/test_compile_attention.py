@@ -44,37 +44,46 @@ def case(name, kernel, d, arch, constants, pointers, numbers, warps, stages) -> 
     )
 
 
-def extend(d, options, arch=90) -> Case:
+def extend(d, options, arch=90, **more) -> Case:
     small = {"plain": not options["WINDOW"], "shared_kib": SHARED_KIB[arch]}
     launch = attention.launch_for(4096, d, order.tile(d, arch), **small)
     constants = {**options, "MOVED": options["WINDOW"], "GROUP": GROUP, "BLOCK_M": launch.rows}
+    constants |= {"RECIPROCAL": False} | more
     shape = (launch.warps, launch.stages)
     kernel = attention._attention_kernel
     return case("extend", kernel, d, arch, constants, {"starts_ptr": "*i64"}, (), *shape)
 
 
-def decode(d, options, arch=90, stages=3) -> Case:
+def decode(d, options, arch=90, warps=4, stages=3, **more) -> Case:
     constants = {
         **options,
         "MOVED": options["WINDOW"],
         "GROUP": GROUP,
         "BLOCK_M": 16,
         "PARTS": True,
+        "LIST": True,
+        "ENDS": False,
+        "RECIPROCAL": False,
+        **more,
     }
     parts = dict.fromkeys(("parts_ptr", "tops_ptr", "totals_ptr"), "*fp32")
     numbers = ("stride_parts", "shared")
     kernel = attention_decode._decode_attention_kernel
-    shape = (attention_decode.WARPS, stages)
+    shape = (warps, stages)
     return case("decode", kernel, d, arch, constants, parts, numbers, *shape)
 
 
 CASES = [make(d, PLAIN) for d in order.HEAD_DIMS for make in (extend, decode)]
 CASES += [make(d, ALL) for d in (128, 256) for make in (extend, decode)]
-CASES += [decode(d, PLAIN, 90, 5) for d in (64, 128)]
+CASES += [decode(d, PLAIN, stages=5) for d in (64, 128)]
 OTHERS = [a for a in ARCHS if a != 90]
 ELSEWHERE = [(extend(d, PLAIN, a), a) for d in (128, 256) for a in OTHERS]
 ELSEWHERE += [(decode(d, ALL, a), a) for d in (128, 256) for a in OTHERS]
-ELSEWHERE += [(decode(128, PLAIN, 100, 5), 100)]
+ELSEWHERE += [(decode(128, PLAIN, 100, stages=5), 100)]
+FLASHINFER = {"BLOCK_S": 64, "SPLIT": 1024, "RECIPROCAL": True}
+CASES += [decode(128, PLAIN, warps=2, stages=s, **FLASHINFER) for s in (4, 5)]
+CASES += [extend(d, PLAIN, **FLASHINFER) for d in (64, 128)]
+ELSEWHERE += [(decode(128, PLAIN, a, **FLASHINFER), a) for a in OTHERS]
 # Bytes of registers that may be parked in memory, where tiles or heads are large.
 PARKED = {256: 64, 128: 168}
 

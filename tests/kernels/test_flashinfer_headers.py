@@ -22,7 +22,7 @@ from sgl_det.kernels.flashinfer_headers import (
 )
 
 from . import flashinfer_build
-from .flashinfer_scheduler import include_folder
+from .flashinfer_build import include_folder
 
 PREFILL = "flashinfer/attention/prefill.cuh"
 SOURCE = "int f(int);\n\nint f(int a) {\n  return g(a) + 1;\n}\n\nint g(int a) { return f(a); }\n"
