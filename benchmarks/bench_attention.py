@@ -2,10 +2,11 @@
 
 usage: bench_attention.py --out FILE [--shape qwen3-8b] [--seconds 200]
 
-The lines of FILE (`case_file`): op is decode or prefill, m the number of requests, n their keys, k
-the head size. Arms: `upstream` (the kernel and splits of SGLang's normal mode), and ours with one
-or several programs a request (decode) or other query tiles (prefill). A mismatch is an element
-whose bits differ from ours in one program, or for prefill from decode at the last token.
+The lines of FILE (`case_file`): op is "triton decode" or "triton prefill", m the number of
+requests, n their keys, k the head size. Arms: `upstream` (the kernel and splits of SGLang's normal
+mode), `served` (what our server launches), and ours with other numbers of programs a request
+(decode) or other query tiles (prefill). A mismatch is an element whose bits differ from ours in one
+program, or for prefill from decode at the last token.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ import torch
 from case_file import CaseFile
 from graph_timing import Arm, in_turn
 
+from sgl_det.kernels import attention_order
 from sgl_det.kernels.attention import Launch, Options, attention
 from sgl_det.kernels.attention_decode import Work, decode_attention
 from sgl_det.kernels.proof_cache import machine
+from sgl_det.patches import decode_programs
 
 # query heads, key heads, head size
 SHAPES = {"qwen3-8b": (32, 8, 128), "qwen2.5-7b": (28, 4, 128), "llama-3.2-1b": (32, 8, 64)}
 # 256 x 32768 keys of one layer would be 34 GB, and SGLang's kernel counts in 32 bits.
 DECODE = [(b, n) for b in (1, 4, 16, 64, 256) for n in (512, 2048, 8192, 32768)][:-1]
 PREFILL = [(8, 1024), (2, 4096), (1, 16384)]
-SHARED = (1, 2, 4, 8, 16, 33, 64)
-LAUNCHES = {"128 rows": Launch(128, 8, 3), "64 rows": Launch(64, 4, 3)}
+SHARED = (1, 4, 16)
+LAUNCHES = {"128 rows, 3 stages": Launch(128, 8, 3), "64 rows": Launch(64, 4, 3)}
 FIELDS = ("op", "m", "n", "k", "dtype", "tp", "shape")
 
 
@@ -102,9 +105,21 @@ def not_compared() -> None:
 
 def measure_decode(case: Case) -> dict:
     expected = case.decode(1, None)
-    work = Work.allocate(case.m, case.heads, case.n, case.d, "cuda")
+    # As a server has it, whose longest context is 40960.
+    sizes = (
+        case.heads,
+        case.groups,
+        case.d,
+        40960,
+        attention_order.own(case.d, torch.device("cuda")),
+    )
+    work = decode_programs.work_for(*sizes, torch.device("cuda"))
     repeat = max(1, min(16, 100_000_000 // (case.m * case.n * case.groups * case.d * 4)))
     arms = {"upstream": lambda: Arm("upstream", [case.upstream_decode()] * repeat, not_compared)}
+    order = attention_order.own(case.d, torch.device("cuda"))
+    served = decode_programs.shared(work, case.m, case.groups, order)
+    call = partial(case.decode, served, work)
+    arms["served"] = partial(Arm, "served", [call] * repeat, partial(case.differs, call, expected))
     for shared in SHARED:
         if shared == 1 or shared * case.m * case.groups <= 4096:
             call = partial(case.decode, shared, work)
@@ -116,7 +131,7 @@ def measure_decode(case: Case) -> dict:
 def measure_prefill(case: Case) -> dict:
     expected = case.decode(1, None)
     arms = {"upstream": lambda: Arm("upstream", [case.upstream_prefill()] * 2, not_compared)}
-    for name, launch in LAUNCHES.items():
+    for name, launch in {"served": None, **LAUNCHES}.items():
         call = partial(case.prefill, launch)
         arms[name] = partial(Arm, name, [call] * 2, partial(case.differs, call, expected))
     return in_turn(arms)
@@ -132,7 +147,14 @@ def main() -> int:
     file, end = CaseFile(args.out, header, FIELDS), time.monotonic() + args.seconds
     plan = [("prefill", m, n) for m, n in PREFILL] + [("decode", m, n) for m, n in DECODE]
     for op, m, n in plan:
-        entry = {"op": op, "m": m, "n": n, "k": SHAPES[args.shape][2], "dtype": "bf16", "tp": 1}
+        entry = {
+            "op": f"triton {op}",
+            "m": m,
+            "n": n,
+            "k": SHAPES[args.shape][2],
+            "dtype": "bf16",
+            "tp": 1,
+        }
         entry |= {"shape": args.shape}
         if entry in file or time.monotonic() > end:
             continue

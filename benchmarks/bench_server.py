@@ -38,22 +38,26 @@ VERDICT_AXES = ("run_to_run", "batch_size", "batch_composition", "chunked_prefil
 VERDICT_SECONDS = 45.0
 
 
-def about_server(server: ServerProcess) -> dict[str, Any]:
-    """A running server's command line, capacity and memory, as /server_info tells them."""
+def about_server(server: ServerProcess, model: str) -> dict[str, Any]:
+    """A running server's command line and settings; the folder of the model goes by its name."""
     info = requests.get(f"{server.url}/server_info", timeout=60).json()
-    state = info["internal_states"][0]
-    found = {"command": " ".join(server.command[1:])}
+    found = {"command": " ".join(server.command[1:]).replace(resolve_model(model), model)}
     names = ("max_total_num_tokens", "chunked_prefill_size", "disable_radix_cache")
-    found |= {name: info.get(name) for name in names}
-    return found | {"memory_gb": state.get("memory_usage")}
+    return found | {name: info.get(name) for name in names}
 
 
-def capacity(arms: dict[str, ServerProcess], begun: float) -> dict[str, dict[str, Any]]:
+def memory_of(server: ServerProcess) -> Any:
+    """What SGLang says of its memory, in GB; wrong where another server starts beside it."""
+    info = requests.get(f"{server.url}/server_info", timeout=60).json()
+    return info["internal_states"][0].get("memory_usage")
+
+
+def capacity(arms: dict[str, ServerProcess], model: str, begun: float) -> dict[str, dict[str, Any]]:
     """What each arm has alone on the GPU without a bound: KV tokens, and memory left in GB."""
     found = {}
     for arm, server in arms.items():
         with running([server], 400):
-            found[arm] = about_server(server)
+            found[arm] = about_server(server, model) | {"memory_gb": memory_of(server)}
         left = re.findall(r"available_\w+_mem=([\d.]+)", server.log.read_text(errors="replace"))
         found[arm]["available_gb"] = float(left[-1]) if left else None
         print(f"capacity {arm}: {found[arm]} ({time.monotonic() - begun:.0f} s)", flush=True)
@@ -78,7 +82,7 @@ def main() -> int:
     if args.workloads:
         measure(args, begun, result)
     if args.capacity:
-        result["capacity"] = capacity(servers(args, "capacity", ()), begun)
+        result["capacity"] = capacity(servers(args, "capacity", ()), args.model, begun)
         write(args.out, result)
     return int(any(r["verdict"] != "bitwise" for r in result.get("rows", ())))
 
@@ -135,7 +139,7 @@ def measure(args: argparse.Namespace, begun: float, result: dict[str, Any]) -> N
         args.out.with_suffix(".determinism.json").write_text(json.dumps(about, indent=1))
         result |= {"gpu": about["numerics"]["gpu"], "ready_s": round(time.monotonic() - begun, 1)}
         result |= {"proof_s": about["kernels"].get("seconds")}
-        result["servers"] = {arm: about_server(s) for arm, s in arms.items()}
+        result["servers"] = {arm: about_server(s, args.model) for arm, s in arms.items()}
         result["workloads"] = {name: asdict(w) for name, w in workloads.items()}
         head = {"backend": args.backend, "key": about["key"]}
         head["verdict"] = verdict(arms["sgl_det"].url, VERDICT_SECONDS)

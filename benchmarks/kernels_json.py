@@ -1,13 +1,14 @@
-"""kernels.json: what bench_kernels.py and bench_norms.py measured, a row a case, and its summary.
+"""kernels.json: what the kernel benchmarks measured, a row a case, and its summary.
 
 usage: python -m benchmarks.kernels_json FILE.jsonl ... [--out KERNELS.json]
 
 A case that lies in several files counts as the last of them says; with --keep, cases of the
-KERNELS.json that is there, and in no file, stay. A row's kernel is the fastest one
-that is bitwise, the baseline (PyTorch's default; for norms SGLang's fused kernel) only where no
-other is; its ratio is the baseline's time over the kernel's. Where nothing is bitwise there is no
-kernel, no time and no ratio. Its spread is by how much the rounds of some arm differ. Printed are
-the cases below 0.95, with what is known of each.
+KERNELS.json that is there, and in no file, stay. A row's kernel is the fastest one that is bitwise,
+the baseline (PyTorch's default; for norms SGLang's fused kernel, for attention the backend's own in
+normal mode) only where no other is; of attention it is the launch that serves. Its ratio is the
+baseline's time over the kernel's. Where nothing is bitwise there is no kernel, no time and no
+ratio. Its spread is by how much the rounds of some arm differ. Printed are the cases below 0.95,
+with what is known of each.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from sgl_det import numerics
 
 OUT = Path(__file__).parent / "results" / "nvidia-h200" / "kernels.json"
 NORMS = ("rms_norm", "fused_add_rms_norm", "qk_norm")
+PHASES = ("decode", "prefill")  # attention: "triton decode"; M requests of N keys, heads of K
+SERVED = "served"
 _ID = ("op", "n", "k", "m", "dtype", "tp")
 # What the kernels' bits depend on; a version that was not recorded is null.
 _KEY = ("gpu", "torch", "triton", "cublas", "deep_gemm", "sgl_kernel", "flashinfer", "sources")
-_BASELINES = ("default", "fused")
+_BASELINES = ("default", "fused", "upstream")
 _RANGES = {"1 to 64": (1, 64), "65 to 512": (65, 512), "above 512": (513, 1 << 30)}
 _LIMITS = (0.95, 0.90, 0.80)
 _WORST = 10
@@ -56,9 +59,11 @@ def read(paths: Iterable[Path]) -> tuple[list[dict], dict[str, dict]]:
 def row(case: dict) -> dict[str, Any]:
     """A case as it stands in kernels.json."""
     arms = case["arms"]
-    bitwise = {name: us for name, (us, mismatches) in arms.items() if not mismatches}
+    bitwise = {name: us for name, (us, mismatches) in arms.items() if mismatches == 0}
     others = {name: us for name, us in bitwise.items() if name not in _BASELINES}
     kernel = min(others or bitwise, key=bitwise.get, default=None)
+    if SERVED in arms:
+        kernel = SERVED if SERVED in bitwise else None
     baseline = next((name for name in _BASELINES if name in arms), None)
     us, baseline_us = bitwise.get(kernel), arms[baseline][0] if baseline else None
     return {field: case[field] for field in _ID} | {
@@ -71,6 +76,13 @@ def row(case: dict) -> dict[str, Any]:
         "spread": case.get("spread"),
         "key": case["key"],
     }
+
+
+def kind(case: dict) -> str:
+    """linear, norms or attention."""
+    if case["op"].endswith(PHASES):
+        return "attention"
+    return "norms" if case["op"] in NORMS else "linear"
 
 
 def geomean(values: Sequence[float]) -> float | None:
@@ -127,10 +139,11 @@ def document(
     headers = about | headers
     rows = [*old, *(row(case) for case in cases)]
     found = {}
-    for name, norm, by in (("linear", False, ("dtype", "tp")), ("norms", True, ("op", "dtype"))):
-        mine = [r for r in rows if (r["op"] in NORMS) == norm]
+    by = {"linear": ("dtype", "tp"), "norms": ("op", "dtype"), "attention": ("op", "dtype")}
+    for name, fields in by.items():
+        mine = [r for r in rows if kind(r) == name]
         bits = {r["key"]: headers[r["key"]].get("bits", "") for r in mine}
-        found[name] = summary(mine, by, bits.values())
+        found[name] = summary(mine, fields, bits.values())
     gpu = next(iter(headers.values()))["machine"]["gpu"]
     versions = {key: header["machine"] for key, header in headers.items()}
     bits = {key: header.get("bits", "") for key, header in headers.items()}
@@ -141,7 +154,9 @@ def known(case: dict, found: dict) -> str:
     """What is known of a case that is slower than its baseline."""
     arms, notes = case["arms"], []
     baseline = next(name for name in _BASELINES if name in arms)
-    if arms[baseline][1]:
+    if arms[baseline][1] is None:
+        notes.append(f"{baseline} has an order of its own")
+    elif arms[baseline][1]:
         notes.append(f"{baseline} has other bits ({arms[baseline][1]} mismatches)")
     else:
         notes.append(f"{baseline} has these bits")

@@ -1,12 +1,16 @@
 """The order of attention that each backend's patches hold, for the numerics key.
 
+An order says how keys are cut up, not each formula; so the sources of our kernels are in it, too.
+
 Nothing here is asked of a backend: `sgl_det.patches` make it hold, and a proof or the checks in
 ``benchmarks`` show that it does.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -16,8 +20,12 @@ def in_use(backend: str, *, d: int, dtype: torch.dtype, arch: int) -> dict[str, 
 
     Raises ValueError on a head size, dtype or GPU for which the backend has no order.
     """
-    find = _ORDERS.get(backend)
-    return {} if find is None else find(d, dtype, arch)
+    if backend not in _ORDERS:
+        return {}
+    find, sources = _ORDERS[backend]
+    here = Path(__file__).parent
+    text = b"".join((here / name).read_bytes() for name in sources)
+    return find(d, dtype, arch) | {"attention_sources": hashlib.sha256(text).hexdigest()[:12]}
 
 
 def _triton(d: int, dtype: torch.dtype, arch: int) -> dict[str, str]:
@@ -40,8 +48,10 @@ def _flashinfer(d: int, dtype: torch.dtype, arch: int) -> dict[str, str]:
     return {"attention": str(order), "attention_headers": digits(EDITS)}
 
 
-_ORDERS: dict[str, Callable[[int, torch.dtype, int], dict[str, str]]] = {
-    "triton": _triton,
-    "fa3": _fa3,
-    "flashinfer": _flashinfer,
+_OURS = ("attention_order.py", "attention.py", "attention_decode.py")
+_Find = Callable[[int, torch.dtype, int], dict[str, str]]
+_ORDERS: dict[str, tuple[_Find, tuple[str, ...]]] = {
+    "triton": (_triton, _OURS),
+    "fa3": (_fa3, ("fa3_chunks.py", "fa3_extend.py", "merge_chunks.py")),
+    "flashinfer": (_flashinfer, (*_OURS, "flashinfer_order.py")),
 }

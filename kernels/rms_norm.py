@@ -21,6 +21,8 @@ from sgl_det.kernels.order import ReductionOrder
 from sgl_det.kernels.row_sum import DTYPES, rows_a_program, tree_sum, warps
 
 _MOST = 16384
+_MANY = 4096  # rows from which programs share them; any number gives the same bits
+_PROGRAMS = 1280  # of heads, about ten a multiprocessor of an H200
 _MOST_HEAD = 1024
 
 
@@ -210,8 +212,8 @@ def rms_norm_heads(
             f"expected [T, H, D] and [T, G, D] with D <= {_MOST_HEAD}"
         )
     order = reduction_order(d=d, dtype=q.dtype)
-    rows = rows_a_program(order)
     groups = k.shape[1]
+    rows = rows_of_heads(order, tokens * (heads + groups))
     programs = triton.cdiv(tokens * heads, rows) + triton.cdiv(tokens * groups, rows)
     if programs:
         _rms_norm_heads_kernel[(programs,)](
@@ -228,9 +230,23 @@ def rms_norm_heads(
             BLOCK_D=order.block,
             BLOCK_R=rows,
             GEMMA=gemma,
-            num_warps=warps(order),
+            num_warps=max(1, rows * order.block // 512),
             enable_fp_fusion=False,
         )
+
+
+def rows_of(order: ReductionOrder, d: int, tokens: int) -> int:
+    """Rows a program: long ones have one each, and where there are few, fewer share one."""
+    if d > order.block:
+        return 1
+    most = rows_a_program(order)
+    return most if tokens >= _MANY else max(1, most // 2)
+
+
+def rows_of_heads(order: ReductionOrder, rows: int) -> int:
+    """Rows a program: few where there are few, so that they spread over the GPU."""
+    spread = triton.next_power_of_2(max(1, triton.cdiv(rows, _PROGRAMS)))
+    return min(rows_a_program(order), spread)
 
 
 def _launch(x, residual, weight, y, eps: float, gemma: bool) -> None:
@@ -239,8 +255,7 @@ def _launch(x, residual, weight, y, eps: float, gemma: bool) -> None:
     if not tokens:
         return
     order = reduction_order(d=d, dtype=x.dtype)
-    # Long rows have a program each, however many lanes their tiles leave free.
-    rows = rows_a_program(order) if d <= order.block else 1
+    rows = rows_of(order, d, tokens)
     fused = residual is not None
     _rms_norm_kernel[(triton.cdiv(tokens, rows),)](
         x,

@@ -17,6 +17,7 @@ from sgl_det.patches import (
     flashinfer,
     gpu,
     grammar,
+    greedy,
     launcher,
     logprobs,
     norms,
@@ -47,7 +48,8 @@ def for_launcher(ready: Callable[[dict[str, Any]], None]) -> tuple[Patch, ...]:
 
 def for_worker(observer: worker.Observer) -> tuple[Patch, ...]:
     """Patches of every scheduler process."""
-    return (*worker.patches(observer), *logprobs.patches(), *scheduler.patches())
+    ours = (*logprobs.patches(), *greedy.patches(), *scheduler.patches())
+    return (*worker.patches(observer), *ours)
 
 
 def for_backend(name: str) -> tuple[Patch, ...]:

@@ -79,12 +79,12 @@ def _cell(row: dict | None) -> str:
 
 
 def kernels_table(machine: str) -> str:
-    """Speed and bits of the linear layers and norms, from what ``kernels_json`` made of them."""
+    """Speed and bits of linear layers, norms and attention, from what ``kernels_json`` made."""
     path = ROOT / "benchmarks" / "results" / machine / "kernels.json"
     if not path.is_file():
         return "Not measured yet."
     found = json.loads(path.read_text())
-    linear, norms = (found["summary"][name] for name in ("linear", "norms"))
+    linear, norms, attention = (found["summary"][n] for n in ("linear", "norms", "attention"))
     keys = ", ".join(f"`{key}`" for key in sorted(found["versions"]))
     lines = [
         *_speeds(linear, {"dtype": "dtype", "tp": "TP"}),
@@ -92,6 +92,9 @@ def kernels_table(machine: str) -> str:
         "",
         *_speeds(norms, {"op": "norm", "dtype": "dtype"}),
         _norms_verdict(norms),
+        "",
+        *_speeds(attention, {"op": "attention", "dtype": "dtype"}),
+        _verdict(attention, "the same bits in the backend's own kernel:"),
         "",
         f"Keys of the kernel results: {keys}.",
     ]
@@ -164,19 +167,8 @@ def servers_table(machine: str) -> str:
 
 
 def _memory(name: str, found: dict) -> list[str]:
-    """What both arms of a server benchmark said about their memory; empty where they said nothing.
-
-    servers   side by side, with equal and bounded pools; capacity: each alone, without a bound
-    """
+    """What both arms said of their memory, each alone on the GPU, without a bound."""
     out = []
-    if arms := found.get("servers"):
-        held = [arms[arm]["memory_gb"] for arm in _ARMS]
-        pools, graphs = [m["kvcache"] for m in held], [sum(m["graph"].values()) for m in held]
-        tokens = " and ".join(str(n) for n in sorted({m["token_capacity"] for m in held}))
-        out.append(
-            f"* {name}, normal / sgl_det: KV pool of {tokens} tokens {pools[0]:.1f} / "
-            f"{pools[1]:.1f} GB, CUDA graphs {graphs[0]:.2f} / {graphs[1]:.2f} GB"
-        )
     if arms := found.get("capacity"):
         tokens = [arms[arm]["max_total_num_tokens"] for arm in _ARMS]
         left = [arms[arm]["available_gb"] for arm in _ARMS]

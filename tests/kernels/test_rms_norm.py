@@ -115,7 +115,7 @@ def test_warps_and_rows_a_program_do_not_show(d, warps, monkeypatch):
     expected = added(x, residual, weight)
     monkeypatch.setattr(rms_norm, "warps", lambda order: warps)
     for rows in (1, 4):
-        monkeypatch.setattr(rms_norm, "rows_a_program", lambda order, rows=rows: rows)
+        monkeypatch.setattr(rms_norm, "rows_of", lambda *_, rows=rows: rows)
         for ours, before in zip(added(x, residual, weight), expected, strict=True):
             assert_bitwise_equal(ours, before, f"{warps} warps, {rows} rows")
 
@@ -138,6 +138,29 @@ def test_heads_in_a_packed_row(dtype, heads, groups, d, count):
     assert_bitwise_equal(q, twins[0], "q")
     assert_bitwise_equal(k, twins[1], "k")
     assert_bitwise_equal(v, qkv[MOST - count :, -groups * d :], "v is left alone")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_rows_a_program_of_heads_do_not_show(rows, monkeypatch):
+    q, k = (spread(5, n * 128, dtype=torch.float32).to(DEVICE).view(5, n, 128) for n in (4, 2))
+    weight = torch.ones(128, device=DEVICE)
+    found = []
+    for _ in range(2):
+        pair = q.clone(), k.clone()
+        rms_norm.rms_norm_heads(*pair, weight, weight, EPS)
+        found.append(pair)
+        monkeypatch.setattr(rms_norm, "rows_of_heads", lambda *_: rows)
+    for one, other in zip(*found, strict=True):
+        assert_bitwise_equal(one, other, f"{rows} rows")
+
+
+def test_few_rows_spread_over_the_gpu():
+    order = rms_norm.reduction_order(d=128, dtype=torch.bfloat16)
+    spread_over = [rms_norm.rows_of_heads(order, n) for n in (1, 40, 2560, 10_240, 1 << 20)]
+    assert spread_over == [1, 1, 2, 8, 16]
+    wide = rms_norm.reduction_order(d=1024, dtype=torch.bfloat16)
+    assert [rms_norm.rows_of(wide, 1024, n) for n in (1, 4095, 4096)] == [1, 1, 2]
+    assert rms_norm.rows_of(wide, 4096, 8192) == 1
 
 
 @pytest.mark.parametrize("d", [d for d in FEW if d > 1000], ids=lambda d: f"D{d}")
