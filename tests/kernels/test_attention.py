@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sgl_det.kernels import attention_order
+from sgl_det.kernels import attention_decode, attention_order
 from sgl_det.kernels.attention import Launch, Options, attention
 from sgl_det.kernels.attention_decode import decode_attention
 from sgl_det.kernels.attention_proof import Heads, Requests
@@ -152,10 +152,35 @@ def test_decode_may_read_a_list_of_what_it_sees(case):
     slots = torch.cat([row[len(row) - n :] for row, n in zip(rows, seen, strict=True)])
     ends = torch.tensor(seen, device=DEVICE).cumsum(0).int()
     q = torch.stack([q[-1] for q in requests.q])
-    pools = (q, requests.k, requests.v, slots, ends, requests.counts, options)
+    pools = (q, requests.k, requests.v, slots)
     for shared in (1, 2):
-        o = decode_attention(*pools, work=requests.work, shared=shared)
+        how = {"work": requests.work, "shared": shared}
+        o = decode_attention(*pools, ends, requests.counts, options, **how)
         assert_bitwise_equal(o, expected, f"{shared} programs")
+        if options.window < 0:  # what the list tells is all there is
+            begun = torch.nn.functional.pad(ends, (1, 0))[1:]
+            o = decode_attention(*pools, begun, None, options, **how)
+            assert_bitwise_equal(o, expected, f"{shared} programs, no lengths")
+
+
+@pytest.mark.parametrize("block", pick(gpu=[64], interpreter=[16]))
+def test_another_order_has_bits_of_its_own_and_keeps_them(block):
+    """As the FlashInfer backend asks for it; the GPU's reciprocal needs the GPU."""
+    asked = attention_order.Order(block, pick(gpu=1024, interpreter=48), reciprocal=not ACTIVE)
+    requests, options = made("plain")
+    other = replace(options, order=asked)
+    before, _ = requests.extend(requests.lengths)
+    requests.options = other
+    requests.work = attention_decode.Work.allocate(
+        len(LENGTHS), requests.heads.queries, max(LENGTHS), requests.heads.d, DEVICE, asked.split
+    )
+    whole, _ = requests.extend(requests.lengths)
+    for shared in (1, 3):
+        o, _ = requests.decode(shared)
+        for b in range(len(o)):
+            assert_bitwise_equal(o[b], whole[b][-1], f"request {b}, {shared} programs")
+    pairs = zip(before, whole, strict=True)
+    assert any((x.view(torch.int16) != y.view(torch.int16)).any() for x, y in pairs)
 
 
 def test_control_a_split_that_follows_the_length():
