@@ -15,7 +15,9 @@ for part in "$@"; do
     tests) SIGNAL=INT run 200 python3 -m pytest -p no:benchmark -p no:cacheprovider -q --tb=short -m gpu -n 12 tests/kernels/test_tiles.py \
         tests/kernels/test_attention.py tests/kernels/test_attention_proof.py tests/kernels/test_cublaslt.py tests/kernels/test_merge_chunks.py ;;
     kernels)
-        run 120 python3 -W ignore benchmarks/bench_attention.py --out "$out/attention.jsonl" --seconds 105
+        for backend in triton flashinfer fa3; do
+            run 70 python3 -W ignore benchmarks/bench_attention.py --backend $backend --out "$out/attention-$backend.jsonl" --seconds 60
+        done
         run 100 python3 -W ignore benchmarks/check_fa3.py --out "$out/check-fa3.jsonl" --seconds 85
         run 115 python3 -W ignore benchmarks/check_phases.py --out "$out/check-phases.jsonl" --seconds 100 ;;
     retraction)

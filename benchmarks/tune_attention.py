@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from bench_attention import Case, not_compared
+from attention_arms import not_compared
+from attention_case import Case
 from graph_timing import Arm, in_turn
 
-from sgl_det.kernels import attention_order as order
 from sgl_det.kernels.attention import Launch
 from sgl_det.kernels.attention_decode import Launch as DecodeLaunch
-from sgl_det.kernels.attention_decode import Work
+from sgl_det.kernels.attention_order import Order
 
 TILES, SPLITS = (64, 128), (512, 1024, 2048)
 PREFILL = [(8, 1024), (1, 16384)]
@@ -37,40 +37,37 @@ PROGRAMS = (132, 264, 528)
 def compile_some(shape: str, choices: list[tuple]) -> None:
     """Compile some choices by a call of each on a small case."""
     case = Case(shape, 2, 256, 256)
-    work = Work.allocate(2, case.heads, 256, case.d, "cuda")
     for tile, split, launch in choices:
-        order.BLOCK_S, order.SPLIT = tile, split
+        case.take(Order(tile, split))
         try:
             if isinstance(launch, Launch):
                 case.prefill(launch)
             else:
                 for shared in (1, 2):
-                    case.decode(shared, work, **_launch(launch))
+                    case.decode(shared, case.work, **_launch(launch))
         except Exception as error:  # too much shared memory: it is not timed either
             sys.stderr.write(f"{tile} {split} {launch}: {str(error).splitlines()[0][:100]}\n")
     torch.cuda.synchronize()
 
 
 def _arms_of_prefill(case: Case) -> dict:
-    expected = case.decode(1, None)
     arms = {"upstream": lambda: Arm("upstream", [case.upstream_prefill()] * 2, not_compared)}
     for launch in PREFILL_LAUNCHES:
         name = f"{launch.rows} rows w{launch.warps} s{launch.stages}"
         call = partial(case.prefill, launch)
-        arms[name] = partial(Arm, name, [call] * 2, partial(case.differs, call, expected))
+        arms[name] = partial(Arm, name, [call] * 2, partial(case.differs, call))
     return arms
 
 
-def _arms_of_decode(case: Case, repeat: int) -> dict:
-    work = Work.allocate(case.m, case.heads, case.n, case.d, "cuda")
-    expected = case.decode(1, None)
+def _arms_of_decode(case: Case) -> dict:
+    repeat = case.repeat
     arms = {"upstream": lambda: Arm("upstream", [case.upstream_decode()] * repeat, not_compared)}
     shares = {max(1, p // (case.m * case.groups)) for p in PROGRAMS}
-    for shared in sorted({min(s, -(-case.n // order.SPLIT)) for s in shares} | {1}):
+    for shared in sorted({min(s, -(-case.n // case.order.split)) for s in shares} | {1}):
         for launch in DECODE_LAUNCHES:
             name = f"shared {shared} w{launch[0]} s{launch[1]}"
-            call = partial(case.decode, shared, work, **_launch(launch))
-            arms[name] = partial(Arm, name, [call] * repeat, partial(case.differs, call, expected))
+            call = partial(case.decode, shared, case.work, **_launch(launch))
+            arms[name] = partial(Arm, name, [call] * repeat, partial(case.differs, call))
     return arms
 
 
@@ -106,12 +103,11 @@ def main() -> int:
 def measured(op: str, shape: str, m: int, n: int, orders, end: float):
     """The lines of one case, an order each; the fastest are printed."""
     case = Case(shape, m, n, n if op == "prefill" else 1)
-    repeat = max(1, min(16, 100_000_000 // (m * n * case.groups * case.d * 4)))
     for tile, split in orders:
         if time.monotonic() > end:
             return
-        order.BLOCK_S, order.SPLIT = tile, split
-        arms = _arms_of_prefill(case) if op == "prefill" else _arms_of_decode(case, repeat)
+        case.take(Order(tile, split))
+        arms = _arms_of_prefill(case) if op == "prefill" else _arms_of_decode(case)
         entry = {"op": op, "m": m, "n": n, "order": [tile, split], **in_turn(arms)}
         yield entry
         fast = sorted((us, name, bad) for name, (us, bad) in entry["arms"].items())[:5]
