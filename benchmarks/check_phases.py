@@ -3,7 +3,8 @@
 usage: check_phases.py --out FILE [--backends fa3,flashinfer] [--seconds 100]
 
 The proof of the start-up (`kernels/phases_proof.py`), in one process and without a server, with the
-patches applied: for GQA ratios of 1, 4, 7 and 8, head sizes of 64 and 128, and contexts to 32k.
+patches applied: for GQA ratios of 1, 4, 7 and 8, head sizes of 64 and 128, and contexts to 32k. And
+what it leaves out: whole prompts in chunks of one size, and a long one beside many short ones.
 Every line of FILE is JSON: {"backend", "heads", "longest", "found"}, "found" being "" where no bit
 differs; and for each backend a control that must find something, whose decode takes other splits.
 """
@@ -29,6 +30,22 @@ from sgl_det.patches import decode_programs, fa3, fa3_start, flashinfer
 SHAPES = [(32, 8, 128), (14, 2, 64), (4, 4, 128), (16, 2, 128), (28, 4, 128), (32, 8, 64)]
 SHAPES += [(4, 4, 64), (16, 2, 64)]
 LONG = 32768
+# A long request, some that straddle chunks, and many short ones.
+COMPANY = (8192 + 77, 4100, 1030, 513, *range(1, 60))
+SIZES = (1, 17, 64, 512, 8192)
+
+
+def in_company(of):
+    """Steps as `phases_proof` takes them: name, (request, keys, new tokens), decode."""
+    for size in SIZES:
+        # All chunks of the prompts that are long enough, up to 60 of each size.
+        ends = [(i, end) for i, n in enumerate(of) for end in range(size, n + 1, size)]
+        for at in range(0, min(len(ends), 240), 60):
+            steps = [(i, end, size) for i, end in ends[at : at + 60]]
+            yield f"in chunks of {size} tokens", steps, False
+    yield "beside many short ones", [(i, n, n) for i, n in enumerate(of)], False
+    yield "in decode, one long", [(i, n, 1) for i, n in enumerate(of)], True
+    yield "in decode, one token later", [(i, n - 1 or 1, 1) for i, n in enumerate(of)], True
 
 
 def fa3_attend(_heads: Heads):
@@ -115,6 +132,7 @@ def main() -> int:
                 of = (*lengths(*edges), LONG + 1) if i < 2 else lengths(*edges)
                 attend = make(heads)
                 found = first_mismatch(attend, heads, of)
+                found = found or first_mismatch(attend, heads, COMPANY, others=in_company)
                 good &= not found
                 say(backend=name, heads=[queries, keys, d], longest=max(of), found=found)
                 if not i:

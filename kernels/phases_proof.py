@@ -33,6 +33,8 @@ class Step(NamedTuple):
 
 # A step -> o [T, H, D].
 Attend = Callable[[Step], torch.Tensor]
+# A name, the (request, keys, new tokens) of a step, and whether it is one of decode.
+Steps = tuple[str, list[tuple[int, int, int]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +55,16 @@ def lengths(tile: int, split: int) -> tuple[int, ...]:
 
 
 def first_mismatch(
-    attend: Attend, heads: Heads, of: Sequence[int], device: torch.device | str = "cuda"
+    attend: Attend,
+    heads: Heads,
+    of: Sequence[int],
+    device: torch.device | str = "cuda",
+    others: Callable[[Sequence[int]], Iterator[Steps]] | None = None,
 ) -> str:
-    """What differs from the whole prompts of ``of`` keys, in a clause, or "" if no bit does."""
+    """What differs from the whole prompts of ``of`` keys, in a clause, or "" if no bit does.
+
+    others   the steps that are compared with them, by default those of the header
+    """
     source = torch.Generator(device).manual_seed(0)
 
     def made(*shape: int) -> torch.Tensor:
@@ -68,7 +77,7 @@ def first_mismatch(
         Request(made(len(some), heads.queries, heads.d), some) for some in place.split(list(of))
     ]
     whole = _run(attend, pools, requests, [(i, n, n) for i, n in enumerate(of)])
-    for name, steps, decode in _others(of):
+    for name, steps, decode in (others or _others)(of):
         found = _run(attend, pools, requests, steps, decode)
         for (i, end, new), o in zip(steps, found, strict=True):
             count = int((_bits(o) != _bits(whole[i][end - new : end])).sum())
@@ -77,8 +86,7 @@ def first_mismatch(
     return ""
 
 
-def _others(of: Sequence[int]) -> Iterator[tuple[str, list[tuple[int, int, int]], bool]]:
-    """A name, the (request, keys, new tokens) of a step, and whether it is one of decode."""
+def _others(of: Sequence[int]) -> Iterator[Steps]:
     every = list(enumerate(of))
     # A backend may take another kernel where no request is long.
     short = [(i, n) for i, n in every if n <= sorted(of)[len(of) // 2]]
