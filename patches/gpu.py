@@ -62,7 +62,9 @@ def _shapes(model: Any) -> Iterator[Any]:
 
     from sgl_det.kernels.linear_candidates import Shape
 
-    head = getattr(model, "lm_head", None)
+    embeddings = (m for m in model.modules() if isinstance(m, VocabParallelEmbedding))
+    # Gemma has no projection beside its embedding, and multiplies by that.
+    head = getattr(model, "lm_head", None) or next(embeddings, None)
     for module in model.modules():
         weight = getattr(module, "weight", None)
         lookup = isinstance(module, VocabParallelEmbedding) and module is not head

@@ -44,6 +44,7 @@ class Backend:
     head_dims     head sizes held, or None for any
     dtypes        model dtypes held
     windows       whether sliding windows are held
+    caps          whether capped logits of attention are held
     split_tokens  KV tokens per split, part of the numerics key
     limits        sentences for the README's support table
     """
@@ -56,6 +57,7 @@ class Backend:
     head_dims: frozenset[int] | None = None
     dtypes: frozenset[str] = frozenset({"bfloat16", "float16"})
     windows: bool = False
+    caps: bool = False
     split_tokens: Mapping[str, int | None] = field(default_factory=dict)
     limits: tuple[str, ...] = ()
 
@@ -103,6 +105,8 @@ TRITON = Backend(
     claims=_ONE_ORDER,
     not_claimed=MappingProxyType(_NOT_REACHED),
     head_dims=frozenset({64, 80, 96, 128, 256}),
+    windows=True,
+    caps=True,
     split_tokens=_split(512),
 )
 TORCH_NATIVE = Backend(

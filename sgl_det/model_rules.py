@@ -16,6 +16,7 @@ from sgl_det.axis import Axis
 
 REVIEWED = frozenset(
     {
+        "Gemma2ForCausalLM",
         "LlamaForCausalLM",
         "MistralForCausalLM",
         "Phi3ForCausalLM",
@@ -146,9 +147,8 @@ def _sliding_window(context: Context) -> str | None:
 
 
 def _logit_softcap(context: Context) -> str | None:
-    for field in ("attn_logit_softcapping", "final_logit_softcapping"):
-        if getattr(_text(context), field, None):
-            return f"the model caps logits ({field}), expected none"
+    if getattr(_text(context), "attn_logit_softcapping", None) and not context.limits.caps:
+        return f"attention's logits are capped, expected none with {context.limits.name}"
     return None
 
 
@@ -222,10 +222,13 @@ MODEL_RULES = (
         name="sliding_window",
         find=_sliding_window,
         reason="tiles start at the window and not at fixed positions",
-        way_out="choose another model",
+        way_out="use --attention-backend triton",
     ),
     ModelRule(
-        name="logit_softcap", find=_logit_softcap, reason="the capped kernels were not reviewed"
+        name="logit_softcap",
+        find=_logit_softcap,
+        reason="the capped kernels were not reviewed",
+        way_out="use --attention-backend triton",
     ),
     ModelRule(
         name="attention_sinks",

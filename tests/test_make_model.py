@@ -40,6 +40,7 @@ CONFIGS = {
     "llama": {"model_type": "llama", "torch_dtype": "float32"},
     "llama-bias": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "mistral": {"model_type": "mistral", "sliding_window": None},
+    "gemma2": {"model_type": "gemma2", "tie_word_embeddings": True, "sliding_window": 64},
 }
 
 

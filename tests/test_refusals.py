@@ -47,6 +47,7 @@ class Limits:
     head_dims: frozenset[int] | None = None
     dtypes: frozenset[str] = frozenset({"bfloat16", "float16", "float32"})
     windows: bool = False
+    caps: bool = False
     split_tokens: dict[str, int | None] | None = None
 
     def __post_init__(self):
@@ -318,6 +319,13 @@ def test_limits_of_a_backend(resolve):
     limits = Limits(head_dims=frozenset({64}), dtypes=frozenset({"bfloat16"}))
     assert names_of(judged(args, limits)) == ["model_dtype", "head_dim"]
     assert names_of(judged(args, Limits(head_dims=frozenset({128})))) == []
+
+
+def test_backend_that_holds_capped_logits(resolve):
+    args = resolve()
+    args.get_model_config().hf_text_config.attn_logit_softcapping = 50.0
+    assert names_of(judged(args)) == ["logit_softcap"]
+    assert names_of(judged(args, Limits(caps=True))) == []
 
 
 def test_backend_that_holds_windows(resolve):

@@ -31,6 +31,7 @@ FAMILIES = {
     "qwen2": "Qwen2ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
 }
 
 
@@ -114,6 +115,30 @@ def _llama(
     return _shape("llama", **(sizes | other))
 
 
+def _gemma2(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, **other: Any) -> dict:
+    sizes = {
+        "attention_bias": False,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "max_position_embeddings": 8192,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": kv_heads,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+        "vocab_size": 256000,
+    }
+    return _shape("gemma2", **(sizes | other))
+
+
 _MISTRAL_7B = {
     "head_dim": 128,
     "hidden_size": 4096,
@@ -139,6 +164,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         256, 1024, 6, 64, 8.0, num_attention_heads=8, num_key_value_heads=2, vocab_size=320
     ),
     "demo-qwen2": _qwen2(896, 2432, 4, 14, 2, vocab_size=320),
+    "demo-gemma2": _gemma2(512, 1024, 4, 4, 2, sliding_window=96, vocab_size=320),
     "cpu-mid": _qwen3(1024, 3072, 4, 16, 8, vocab_size=320),
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16, 8, tie_word_embeddings=True),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16, 8, tie_word_embeddings=True),
@@ -148,6 +174,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-7b": _qwen2(3584, 18944, 28, 28, 4, vocab_size=152064),
     "llama-3.2-1b": _llama(2048, 8192, 16, 64, 32.0, tie_word_embeddings=True),
     "llama-3.1-8b": _llama(4096, 14336, 32, 128, 8.0),
+    "gemma-2-2b": _gemma2(2304, 9216, 26, 8, 4),
     "mistral-7b": _shape("mistral", **_MISTRAL_7B),
 }
 
@@ -213,7 +240,7 @@ def parameters(config: dict[str, Any]) -> list[Parameter]:
     found = [_matrix("model.embed_tokens", vocab, hidden, quiet if tied else ())]
     for i in range(config["num_hidden_layers"]):
         found += _layer(i, config, sensitivity)
-    found.append(_norm("model.norm", hidden))
+    found.append(_norm("model.norm", hidden, _norm_mean(config)))
     if not tied:
         found.append(_matrix("lm_head", vocab, hidden, quiet))
     return found
@@ -239,14 +266,23 @@ def _layer(index: int, config: dict[str, Any], sensitivity: dict[str, float]) ->
         (f"{mlp}.up_proj", inner, hidden, 1.0, mlp_bias),
         (f"{mlp}.down_proj", hidden, inner, loud, mlp_bias),
     )
-    found = [_norm(f"{prefix}.input_layernorm", hidden)]
+    mean = _norm_mean(config)
+    found = [_norm(f"{prefix}.input_layernorm", hidden, mean)]
     for name, rows, cols, gain, bias in projections:
         found.append(_matrix(name, rows, cols, gain=gain))
         if bias:
             found.append(Parameter(name=f"{name}.bias", shape=(rows,), mean=0.0, std=BIAS_STD))
     if family == "qwen3":
         found += [_norm(f"{attention}.{n}_norm", head_dim, sensitivity["qk_norm"]) for n in "qk"]
-    return [*found, _norm(f"{prefix}.post_attention_layernorm", hidden)]
+    if family == "gemma2":
+        feedforward = (f"{prefix}.{x}_feedforward_layernorm" for x in ("pre", "post"))
+        found += [_norm(name, hidden, mean) for name in feedforward]
+    return [*found, _norm(f"{prefix}.post_attention_layernorm", hidden, mean)]
+
+
+def _norm_mean(config: dict[str, Any]) -> float:
+    """Gemma multiplies by one more than its weights."""
+    return 0.0 if config["model_type"] == "gemma2" else 1.0
 
 
 def _matrix(
@@ -257,4 +293,5 @@ def _matrix(
 
 
 def _norm(name: str, size: int, mean: float = 1.0) -> Parameter:
-    return Parameter(name=f"{name}.weight", shape=(size,), mean=mean, std=NORM_SPREAD * mean)
+    std = NORM_SPREAD * (mean or 1.0)
+    return Parameter(name=f"{name}.weight", shape=(size,), mean=mean, std=std)

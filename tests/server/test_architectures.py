@@ -1,7 +1,8 @@
 """Other architectures than the demo's through the probe, on a CPU and on each GPU backend.
 
 Llama has no norms of queries and keys, and frequencies of its own; Qwen2 has biases, and 14 query
-heads on 2 key heads.
+heads on 2 key heads. Gemma has windows, capped logits and heads of 256: Triton alone holds it, and
+the others refuse it by name.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ def assert_probe_passes(argv, log, env=None):
 @pytest.mark.parametrize("model", MODELS)
 def test_probe_passes_on_a_cpu(model, tmp_path):
     assert_probe_passes(arguments(resolve_model(model)), tmp_path / "server.log", CPU)
+
+
+@pytest.mark.gpu
+def test_probe_passes_on_a_model_with_windows_and_caps(tmp_path):
+    argv = ("--model-path", resolve_model("demo-gemma2"), "--attention-backend", "triton", *FLAGS)
+    assert_probe_passes(argv, tmp_path / "server.log")
 
 
 @pytest.mark.gpu
