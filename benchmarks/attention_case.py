@@ -101,7 +101,3 @@ class Case:
         if len(found) > self.m:
             found = found[self.new - 1 :: self.new].contiguous()
         return int((found.view(torch.int16) != self.expected.view(torch.int16)).sum())
-
-
-def not_compared() -> None:
-    """Upstream has an order of its own."""

@@ -3,8 +3,9 @@
 usage: build_flashinfer.py --out FILE.tar.xz [--arch 9.0a] [--dims 128,64,256]
 
 FILE holds the modules under ``.cache/flashinfer``, to be unpacked into the home directory of the
-machine with the GPU, where `check_flashinfer.py` loads them. About four minutes a module on one
-core. Needs nvcc, ninja and a C compiler, but neither a GPU nor its driver.
+machine with the GPU; copied into the folder ``data/aot`` of FlashInfer's package, each under its
+name, they are not compiled there. About four minutes a module on one core. Needs nvcc, ninja and a
+C compiler, but neither a GPU nor its driver.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,8 @@ def specification(dim: int, edits: Iterable[headers.Edit]) -> Any:
 
     types = (torch.bfloat16, torch.bfloat16, torch.bfloat16, torch.int32)
     spec = gen_batch_prefill_module("fa2", *types, dim, dim, 0, False, False, False)
-    if not edits:
-        return spec
     copy = headers.patched_copy(env.FLASHINFER_INCLUDE_DIR, env.FLASHINFER_WORKSPACE_DIR, edits)
     return headers.with_headers(spec, copy)
-
-
-@cache
-def fa2_module(dim: int, edits: tuple[headers.Edit, ...]) -> Any:
-    """The module, loaded as it is if it was compiled before, whatever its objects' dates."""
-    spec = specification(dim, edits)
-    if spec.jit_library_path.exists():
-        return spec.load(spec.jit_library_path)
-    return spec.build_and_load()
 
 
 def _without_driver(folder: Path) -> str:
@@ -65,8 +54,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FLASHINFER_EXTRA_LDFLAGS"] = _without_driver(Path(folder))
         os.environ.setdefault("FLASHINFER_CUDA_ARCH_LIST", args.arch)
-        wanted = [(int(dim), headers.EDITS) for dim in args.dims.split(",")]
-        specs = [specification(*w) for w in (*wanted, (128, headers.EXACT_RESCALE), (128, ()))]
+        specs = [specification(int(dim), headers.EDITS) for dim in args.dims.split(",")]
         for spec in specs:
             start = time.monotonic()
             if not spec.jit_library_path.exists():

@@ -131,12 +131,12 @@ def main() -> int:
                 heads = Heads(queries=queries, keys=keys, d=d, dtype=torch.bfloat16)
                 of = (*lengths(*edges), LONG + 1) if i < 2 else lengths(*edges)
                 attend = make(heads)
-                found = first_mismatch(attend, heads, of)
+                found = first_mismatch(attend, heads, of, short=edges[1])
                 found = found or first_mismatch(attend, heads, COMPANY, others=in_company)
                 good &= not found
                 say(backend=name, heads=[queries, keys, d], longest=max(of), found=found)
                 if not i:
-                    control = first_mismatch(controlled(attend, other), heads, of)
+                    control = first_mismatch(controlled(attend, other), heads, of, short=edges[1])
                     good &= bool(control)
                     say(backend=name, heads=[queries, keys, d], control=control)
                 torch.cuda.empty_cache()

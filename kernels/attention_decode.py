@@ -6,7 +6,7 @@ them, leave what each split gives, and a second kernel merges it in ascending or
 
 Shapes      q, o [B, H, D]   k_pool, v_pool [slots, G, D]   table [requests, longest] of slots
             keys of request b in table[rows[b], 0 .. lengths[b]]   lse [B, H] or None
-            or table [N]: the keys of request b, or those that its window sees, end before rows[b];
+            or table [N]: all keys of request b, windows or not, end before rows[b];
             without lengths they begin where those of the request before it end, rows[-1] being 0
             work: parts [B, H, splits, D], tops and totals [B, H, splits]
 Dtypes      q, pools, o: bf16 | fp16; table int32; rows, lengths int32 or int64; lse, work fp32

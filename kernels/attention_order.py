@@ -32,7 +32,6 @@ HEAD_DIMS = (64, 80, 96, 128, 256)
 # Keys a tile at most, and a split. Tiles of 128 need the shared memory of _LARGE.
 BLOCK_S, SPLIT = 128, 512
 _LARGE = (90, 100, 101, 103)
-LOG2_E = 1.4426950408889634
 
 
 def reduction_order(*, d: int, dtype: torch.dtype, arch: int) -> ReductionOrder:

@@ -31,10 +31,13 @@ class Heads:
     dtype: torch.dtype
 
 
-def lengths() -> tuple[int, ...]:
-    """Both sides of a tile, of a split and of two splits."""
+def lengths(window: int = -1) -> tuple[int, ...]:
+    """Both sides of a tile, of a split, of two splits, and of a window."""
     edges = (order.BLOCK_S, order.SPLIT, 2 * order.SPLIT)
-    return (1, *(e + step for e in edges for step in (-1, 0, 1)), 2 * order.SPLIT + 300)
+    around = (1, *(e + step for e in edges for step in (-1, 0, 1)), 2 * order.SPLIT + 300)
+    if window < 0:
+        return around
+    return (*around, window, window + 1, window + 2, window + order.BLOCK_S + 3)
 
 
 def first_mismatch(
@@ -44,7 +47,7 @@ def first_mismatch(
 
     of   numbers of keys of the requests that are tried, by default `lengths`
     """
-    requests = Requests(heads, options, of or lengths(), device)
+    requests = Requests(heads, options, of or lengths(options.window), device)
     whole, _ = requests.extend(requests.lengths)
     for name, new, found in requests.others():
         for b, n in enumerate(new):
@@ -89,11 +92,18 @@ class Requests:
         o = attention(q, *pools, max(new), self.options, launch=launch, lse=lse)
         return list(o.split(list(new))), list(lse.split(list(new)))
 
-    def decode(self, shared: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The last token of each request, by ``shared`` programs: (o [B, H, D], lse [B, H])."""
+    def decode(self, shared: int, *, listed: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """The last token of each request, by ``shared`` programs: (o [B, H, D], lse [B, H]).
+
+        listed   the slots of all requests one after the other, as a server has them, not a table
+        """
         q = torch.stack([x[-1] for x in self.q])
         lse = torch.empty(q.shape[:2], device=q.device)
-        pools = (self.k, self.v, self.table, self.rows, self.counts)
+        where = (self.table, self.rows)
+        if listed:
+            rows = zip(self.rows, self.lengths, strict=True)
+            where = (torch.cat([self.table[r, :n] for r, n in rows]), self.counts.cumsum(0))
+        pools = (self.k, self.v, *where, self.counts)
         more = {"work": self.work, "shared": shared, "lse": lse}
         return decode_attention(q, *pools, self.options, **more), lse
 
@@ -107,7 +117,7 @@ class Requests:
             yield f"in a chunk of {chunk} tokens", new, self.extend(new)[0]
         for shared in SHARED:
             name = f"in decode by {shared} program{'s' * (shared > 1)}"
-            yield name, [1] * len(self.lengths), list(self.decode(shared)[0].split(1))
+            yield name, [1] * len(self.lengths), list(self.decode(shared, listed=True)[0].split(1))
 
 
 def _bits(t: torch.Tensor) -> torch.Tensor:

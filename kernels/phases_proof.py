@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -49,9 +50,9 @@ class Request:
 
 
 def lengths(tile: int, split: int) -> tuple[int, ...]:
-    """Both sides of a tile, of a split and of two splits."""
-    edges = (tile, split, 2 * split)
-    return (1, *(e + step for e in edges for step in (-1, 0, 1)), 2 * split + 300)
+    """Both sides of a tile and of a split, and beyond two: few, since their memory adds up."""
+    edges = (tile - 1, tile, tile + 1, split - 1, split, split + 1)
+    return (1, *edges, 2 * split + 1)
 
 
 def first_mismatch(
@@ -60,10 +61,12 @@ def first_mismatch(
     of: Sequence[int],
     device: torch.device | str = "cuda",
     others: Callable[[Sequence[int]], Iterator[Steps]] | None = None,
+    short: int = 1 << 30,
 ) -> str:
     """What differs from the whole prompts of ``of`` keys, in a clause, or "" if no bit does.
 
     others   the steps that are compared with them, by default those of the header
+    short    keys up to which the backend takes another kernel, where no request has more
     """
     source = torch.Generator(device).manual_seed(0)
 
@@ -77,7 +80,8 @@ def first_mismatch(
         Request(made(len(some), heads.queries, heads.d), some) for some in place.split(list(of))
     ]
     whole = _run(attend, pools, requests, [(i, n, n) for i, n in enumerate(of)])
-    for name, steps, decode in (others or _others)(of):
+    make = others or partial(_others, group=heads.queries // heads.keys, short=short)
+    for name, steps, decode in make(of):
         found = _run(attend, pools, requests, steps, decode)
         for (i, end, new), o in zip(steps, found, strict=True):
             count = int((_bits(o) != _bits(whole[i][end - new : end])).sum())
@@ -86,24 +90,27 @@ def first_mismatch(
     return ""
 
 
-def _others(of: Sequence[int]) -> Iterator[Steps]:
+def _others(of: Sequence[int], group: int, short: int) -> Iterator[Steps]:
     every = list(enumerate(of))
-    # A backend may take another kernel where no request is long.
-    short = [(i, n) for i, n in every if n <= sorted(of)[len(of) // 2]]
+    few = [(i, n) for i, n in every if n <= short]
+    middle = max(2, 40 // group)  # tokens whose rows of all heads fill a middle query tile
     for name, new in (
         ("after a half of it", lambda n: n - n // 2),
         ("in a chunk of 17 tokens", lambda n: min(n, 17)),
+        (f"in a chunk of {middle} tokens", lambda n: min(n, middle)),
         ("in a chunk of one token", lambda n: 1),
     ):
         yield name, [(i, n, new(n)) for i, n in every], False
-        yield f"{name}, among short ones", [(i, n, new(n)) for i, n in short], False
-    yield "among short ones", [(i, n, n) for i, n in short], False
+        yield f"{name}, among short ones", [(i, n, new(n)) for i, n in few], False
+    yield "among short ones", [(i, n, n) for i, n in few], False
     for i, n in (every[0], every[len(every) // 2], every[-1]):
         yield "alone", [(i, n, n)], False
         yield "in decode alone", [(i, n, 1)], True
     yield "in decode", [(i, n, 1) for i, n in every], True
     yield "in decode of a half", [(i, n // 2 + 1, 1) for i, n in every], True
-    yield "in decode of many", [(i, n, 1) for i, n in every if n <= of[1]] * 40, True
+    # So many that no request is shared out, and one of them long.
+    many = [(i, n, 1) for i, n in every if n <= of[1]] * 40
+    yield "in decode of many", [*many, (len(of) - 1, of[-1], 1)], True
 
 
 def _run(

@@ -30,4 +30,4 @@ def shared(work: Work, batch: int, groups: int, order: Order) -> int:
     if not work.holds(batch, heads, d):
         return 1
     programs = programs_for(order.block, work.parts.device)
-    return max(1, min(splits, programs // (batch * groups)))
+    return max(1, min(splits, programs // max(1, batch * groups)))

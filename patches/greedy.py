@@ -18,8 +18,14 @@ def _largest(original):
     @wraps(original)
     def _preprocess_logits(self, logits, sampling_info):
         logits = original(self, logits, sampling_info)
+        if sampling_info.is_all_greedy:
+            setattr(self, _FIRST, None)
+            return logits
         # Before the logits become probabilities, of which more can be equal.
-        setattr(self, _FIRST, None if sampling_info.is_all_greedy else logits.argmax(dim=-1))
+        setattr(self, _FIRST, logits.argmax(dim=-1))
+        # Alone, its log-probability is of the logits as they are, whatever temperature was asked.
+        greedy = sampling_info.top_ks.view(-1, 1) == 1
+        sampling_info.temperatures = sampling_info.temperatures.masked_fill(greedy, 1.0)
         return logits
 
     return _preprocess_logits

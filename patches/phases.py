@@ -14,6 +14,7 @@ def prove(attend: Attend, model_runner: Any, order: Any) -> None:
     order   the ReductionOrder whose tiles and splits the lengths straddle
     Raises RuntimeError where prompts, chunks and decode differ in a bit.
     """
+    import torch
     from sglang.srt.runtime_context import get_parallel
 
     from sgl_det.kernels import proof
@@ -30,7 +31,8 @@ def prove(attend: Attend, model_runner: Any, order: Any) -> None:
     longest = model.context_len
     of = [n for n in lengths(order.block, order.split) if n <= longest]
     name = f"attention {heads.queries}/{heads.keys} heads of {heads.d}"
-    found = first_mismatch(attend, heads, of, model_runner.device)
+    found = first_mismatch(attend, heads, of, model_runner.device, short=order.split)
+    torch.cuda.empty_cache()
     if found:
         raise RuntimeError(
             f"{name} does not have one order on this GPU: {found}; expected equal bits; take "

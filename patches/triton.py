@@ -68,16 +68,15 @@ def _decode(original):
         shared = decode_programs.shared(
             self.sgl_det_work, len(q), layer.tp_k_head_num, self.sgl_det_order
         )
-        options = _options(layer, cap, sinks, score_mod, None)
-        # Lists of slots made before the graph is replayed: the scheduler may write the table then.
-        name = "window_kv_" if options.window >= 0 else "kv_"
-        ends = getattr(metadata, f"{name}indptr")[1 : len(q) + 1]
+        # The list of all slots is made before the graph is replayed: the scheduler may write the
+        # table then. SGLang's list for windows lacks the oldest key that prefill sees.
+        options = _options(layer, cap, sinks, score_mod, pool)
         o = decode_attention(
             q,
             pool.get_key_buffer(layer.layer_id),
             pool.get_value_buffer(layer.layer_id),
-            getattr(metadata, f"{name}indices"),
-            ends,
+            metadata.kv_indices,
+            metadata.kv_indptr[1 : len(q) + 1],
             forward_batch.seq_lens,
             options,
             work=self.sgl_det_work,

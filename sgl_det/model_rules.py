@@ -46,7 +46,7 @@ class ModelRule:
     name: str
     find: Callable[[Context], str | None]
     reason: str
-    way_out: str | Callable[[Context], str] = "serve a dense decoder such as Qwen3 or Llama"
+    way_out: str = "serve a dense decoder such as Qwen3 or Llama"
     drops: tuple[Axis, ...] | None = None
     liftable: bool = True
 
@@ -217,18 +217,21 @@ MODEL_RULES = (
         find=_head_dim,
         reason="for other sizes the kernel's tile has not been shown to be free of the batch",
         way_out="choose another --attention-backend",
+        liftable=False,
     ),
     ModelRule(
         name="sliding_window",
         find=_sliding_window,
         reason="tiles start at the window and not at fixed positions",
         way_out="use --attention-backend triton",
+        liftable=False,
     ),
     ModelRule(
         name="logit_softcap",
         find=_logit_softcap,
         reason="the capped kernels were not reviewed",
         way_out="use --attention-backend triton",
+        liftable=False,
     ),
     ModelRule(
         name="attention_sinks",

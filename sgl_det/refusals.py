@@ -46,9 +46,6 @@ VARIABLES: Mapping[str, Variable] = {
     ),
     "SGLANG_BATCH_INVARIANT_OPS_ENABLE_MM_DEEPGEMM": _unkeyed("", *_TRUE),
     "SGLANG_ENABLE_JIT_DEEPGEMM": _unkeyed("", *_TRUE),
-    "SGLANG_FLASHINFER_PREFILL_SPLIT_TILE_SIZE": _unkeyed("4096"),
-    "SGLANG_FLASHINFER_DECODE_SPLIT_TILE_SIZE": _unkeyed("2048"),
-    "SGLANG_TRITON_DECODE_SPLIT_TILE_SIZE": _unkeyed("256"),
     "SGLANG_ROPE_CACHE_FP32": _unkeyed(*_FALSE),
     "SGLANG_RETURN_ORIGINAL_LOGPROB": _unkeyed(*_FALSE),
     "NVIDIA_TF32_OVERRIDE": _unkeyed(""),
@@ -169,8 +166,7 @@ def _met(context: Context) -> Iterator[_Met]:
                 finding.name, describe(finding), rule.reason, way_out, rule.drops, rule.liftable
             )
     for rule, found in judge_model(context):
-        way_out = rule.way_out if isinstance(rule.way_out, str) else rule.way_out(context)
-        yield _Met(rule.name, found, rule.reason, way_out, rule.drops, rule.liftable)
+        yield _Met(rule.name, found, rule.reason, rule.way_out, rule.drops, rule.liftable)
     for name, variable in VARIABLES.items():
         value = context.environ.get(name)
         if value is not None and value.strip().lower() not in variable.harmless:

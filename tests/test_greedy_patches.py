@@ -32,12 +32,24 @@ class Sampler:
 
 
 def info(top_ks, greedy=False):
-    return SimpleNamespace(is_all_greedy=greedy, top_ks=torch.tensor(top_ks, dtype=torch.int32))
+    heat = torch.full((len(top_ks), 1), 0.7)
+    top_ks = torch.tensor(top_ks, dtype=torch.int32)
+    return SimpleNamespace(is_all_greedy=greedy, top_ks=top_ks, temperatures=heat)
 
 
 def test_greedy_rows_take_the_first_of_the_largest():
     found = Sampler().forward(info([1, 1 << 30]))
     assert found.tolist() == [1, 2] and found.dtype == torch.int32
+
+
+def test_greedy_rows_have_the_log_probability_of_their_logits():
+    """As in a batch of greedy rows alone, where SGLang divides by no temperature."""
+    asked = info([1, 40])
+    Sampler().forward(asked)
+    assert asked.temperatures.flatten().tolist() == pytest.approx([1.0, 0.7])
+    alone = info([1, 1], greedy=True)
+    Sampler().forward(alone)
+    assert alone.temperatures.flatten().tolist() == pytest.approx([0.7, 0.7])
 
 
 def test_rows_that_sample_keep_what_they_drew():

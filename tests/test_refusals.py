@@ -278,8 +278,16 @@ def test_refused_model(resolve, name):
         config.sliding_window_size = 128
     refusals = judged(args).refusals
     assert [r.name for r in refusals] == [name]
-    assert f"--det-allow {name}" in refusals[0].sentence and "\n" not in refusals[0].sentence
-    assert judged(args, allow={name}).refusals == ()
+    rule = next(rule for rule in MODEL_RULES if rule.name == name)
+    assert (f"--det-allow {name}" in refusals[0].sentence) == rule.liftable
+    assert "\n" not in refusals[0].sentence
+    assert (judged(args, allow={name}).refusals == ()) == rule.liftable
+
+
+def test_what_would_end_the_server_cannot_be_lifted():
+    """A backend's wrappers and kernels raise on these: a server would not start, or would end."""
+    held = {rule.name for rule in MODEL_RULES if not rule.liftable}
+    assert held == {"head_dim", "sliding_window", "logit_softcap"}
 
 
 @pytest.mark.parametrize(

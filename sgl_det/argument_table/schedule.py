@@ -19,7 +19,7 @@ SCHEDULE = {
         "chunks end at other places, which the backend's chunked_prefill claim covers"
     ),
     "enable_dynamic_chunking": refused(
-        "chunk lengths then follow measured times, and ignore SGLang's alignment"
+        "chunk lengths then follow measured times, along a path that has not been reviewed"
     ),
     "enable_mixed_chunk": refused(
         "decode tokens run in the prefill kernel whenever a prefill is scheduled beside them"

@@ -144,23 +144,20 @@ def test_keys_of_a_window_may_lie_elsewhere_and_others_be_gone(case):
 
 @pytest.mark.parametrize("case", CHOSEN)
 def test_decode_may_read_a_list_of_what_it_sees(case):
-    """As SGLang lists the slots before a step: all of them, or those of the window alone."""
+    """As SGLang lists the slots before a step: all of them, windows or not."""
     requests, options = made(case)
     expected, _ = requests.decode(1)
-    seen = [min(n, options.window + 1) if options.window >= 0 else n for n in requests.lengths]
     rows = [requests.table[r, :n] for r, n in zip(requests.rows, requests.lengths, strict=True)]
-    slots = torch.cat([row[len(row) - n :] for row, n in zip(rows, seen, strict=True)])
-    ends = torch.tensor(seen, device=DEVICE).cumsum(0).int()
+    slots, ends = torch.cat(rows), requests.counts.cumsum(0).int()
     q = torch.stack([q[-1] for q in requests.q])
     pools = (q, requests.k, requests.v, slots)
     for shared in (1, 2):
         how = {"work": requests.work, "shared": shared}
         o = decode_attention(*pools, ends, requests.counts, options, **how)
         assert_bitwise_equal(o, expected, f"{shared} programs")
-        if options.window < 0:  # what the list tells is all there is
-            begun = torch.nn.functional.pad(ends, (1, 0))[1:]
-            o = decode_attention(*pools, begun, None, options, **how)
-            assert_bitwise_equal(o, expected, f"{shared} programs, no lengths")
+        begun = torch.nn.functional.pad(ends, (1, 0))[1:]
+        o = decode_attention(*pools, begun, None, options, **how)
+        assert_bitwise_equal(o, expected, f"{shared} programs, no lengths")
 
 
 @pytest.mark.parametrize("block", pick(gpu=[64], interpreter=[16]))
