@@ -148,8 +148,8 @@ def _verdict(summary: dict, baseline: str) -> str:
 def servers_table(machine: str) -> str:
     """Our servers beside the same backend's normal mode, from every server-*.json."""
     memory: list[str] = []
-    lines = ["| backend | workload | normal, s | sgl_det, s | speed ratio | verdict | key |"]
-    lines.append("|---" * 7 + "|")
+    head = "backend | workload | rounds | normal, s | sgl_det, s | speed ratio | verdict | key"
+    lines = [f"| {head} |", "|---" * 8 + "|"]
     for path in sorted((ROOT / "benchmarks" / "results" / machine).glob("server-*.json")):
         found = json.loads(path.read_text())
         memory += _memory(path.stem.removeprefix("server-"), found)
@@ -157,7 +157,8 @@ def servers_table(machine: str) -> str:
             ratio = r.get("note", "-")
             if "speed_ratio" in r:
                 ratio = f"{r['speed_ratio']} ({r['min']} to {r['max']})"
-            cells = (r["backend"], r["workload"], r["normal_s"], r["sgl_det_s"], ratio)
+            rounds = r.get("rounds", found.get("rounds", "-"))
+            cells = (r["backend"], r["workload"], rounds, r["normal_s"], r["sgl_det_s"], ratio)
             lines.append(
                 "| " + " | ".join(map(str, (*cells, r["verdict"], f"`{r['key']}`"))) + " |"
             )

@@ -138,5 +138,5 @@ def test_the_readme_has_the_rows_and_the_memory_of_both_arms(bench, tmp_path, mo
     (folder / "server-fa3.json").write_text(json.dumps(found))
     monkeypatch.setattr(readme, "ROOT", tmp_path)
     table = readme.servers_table("a-gpu")
-    assert "| fa3 | decode_bs1 | 2.0 | 1.6 | 1.25 (1.25 to 1.25) | bitwise | `k` |" in table
+    assert "| fa3 | decode_bs1 | 3 | 2.0 | 1.6 | 1.25 (1.25 to 1.25) | bitwise | `k` |" in table
     assert "room for 1000 / 990 KV tokens (0.990), 9.5 / 9.1 GB left" in table
