@@ -126,7 +126,7 @@ def kept(before: dict[str, Any], cases: Sequence[dict]) -> tuple[list[dict], dic
     """Rows of an earlier document that no case replaces, and the headers of their keys."""
     new = {tuple(case[field] for field in _ID) for case in cases}
     rows = [r for r in before["rows"] if tuple(r[field] for field in _ID) not in new]
-    keys = {r["key"] for r in rows}
+    keys = dict.fromkeys(r["key"] for r in rows)
     about = {k: {"machine": before["versions"][k], "bits": before["bits"][k]} for k in keys}
     return rows, about
 

@@ -1,8 +1,13 @@
-"""Constants that several test modules share."""
+"""Flags, and servers not yet started, that several test modules share."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from sgl_det.make_model import resolve_model
+from sgl_det.server_process import ServerProcess
 
 API_KEY = "test-key"
 COMMON = (
@@ -22,9 +27,29 @@ COMMON = (
     "--dtype",
     "float32",
 )
+GPU_BACKENDS = ("fa3", "triton", "flashinfer")
 CPU = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def arguments(model: Path | str) -> tuple[str, ...]:
     """The SGLang flags of a CPU server in the tests."""
     return ("--model-path", str(model), *COMMON)
+
+
+def gpu_servers(
+    flags: Sequence[str], logs: Path, env: Mapping[str, str], prefix: str = ""
+) -> dict[str, ServerProcess]:
+    """Our server on each backend, by name, not started; its log is `logs`/`prefix``backend`.log.
+
+    The model is the Qwen3-0.6B shape, or the one that SGL_DET_TEST_MODEL names.
+    """
+    model = resolve_model(os.environ.get("SGL_DET_TEST_MODEL", "qwen3-0.6b"))
+    return {
+        name: ServerProcess(
+            "sgl_det.launch_server",
+            ("--model-path", model, "--attention-backend", name, *flags),
+            log=logs / f"{prefix}{name}.log",
+            env=env,
+        )
+        for name in GPU_BACKENDS
+    }

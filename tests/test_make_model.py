@@ -1,13 +1,9 @@
-"""Made-up models: equal bytes for equal (config, seed), and checkpoints that transformers loads.
-
-Longer than 300 lines because the families and the verb share its fixtures.
-"""
+"""Made-up models: equal bytes for equal (config, seed), and checkpoints that transformers loads."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from sgl_det.cli import main
-from sgl_det.make_model import SHAPES, cache, make_model, resolve_model, shapes, tokenizer, writer
+from sgl_det.make_model import SHAPES, make_model, shapes, tokenizer, writer
 from sgl_det.testing import assert_bitwise_equal
 
 SMALL = {
@@ -268,40 +264,3 @@ def test_unusable_configs_are_refused(fields, words, config, tmp_path, capsys):
 def test_missing_config_names_the_shapes(tmp_path):
     with pytest.raises(ValueError, match="qwen3-8b"):
         make_model(tmp_path / "nowhere", tmp_path / "model")
-
-
-def test_resolve_model_makes_a_named_model_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    path = resolve_model("demo")
-    assert path.startswith(str(tmp_path / "cache" / "sgl_det" / "models" / "demo-0-"))
-    monkeypatch.setattr(cache, "_make_once", None)
-    assert resolve_model("demo") == path
-    assert resolve_model("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"
-    (tmp_path / "demo").mkdir()
-    assert resolve_model("demo") == "demo"
-
-
-def test_resolve_model_makes_it_once_for_several_at_a_time(tmp_path):
-    env = {"XDG_CACHE_HOME": str(tmp_path)}
-    code = "from sgl_det.make_model import resolve_model; print(resolve_model('demo'))"
-    command = [sys.executable, "-c", code]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen(command, env=os.environ | env, **pipes) for _ in range(2)]
-    answers = [p.communicate(timeout=120) for p in both]
-    assert [p.returncode for p in both] == [0, 0], answers
-    assert answers[0][0] == answers[1][0]
-    kept = [p.name for p in (tmp_path / "sgl_det" / "models").iterdir() if p.is_dir()]
-    assert len(kept) == 1
-
-
-def test_resolve_model_says_when_the_cache_cannot_be_written(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(OSError, match="set XDG_CACHE_HOME"):
-        resolve_model("demo")
-
-
-def test_import_needs_no_torch():
-    code = "import sys, sgl_det.make_model; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

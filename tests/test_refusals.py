@@ -18,6 +18,7 @@ from sgl_det.axis import Axis
 from sgl_det.backend import BACKENDS
 from sgl_det.model_rules import MODEL_RULES
 from sgl_det.refusals import VARIABLES, judge
+from support import GPU_BACKENDS
 
 QWEN3 = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -36,7 +37,6 @@ QWEN3 = {
     "tie_word_embeddings": False,
     "hidden_act": "silu",
 }
-GPU_BACKENDS = ("flashinfer", "fa3", "triton")
 
 
 @dataclass

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sgl_det.make_model import resolve_model
 from sgl_det.probe import run_probe
-from sgl_det.server_process import ServerProcess, running
+from sgl_det.server_process import running
+from support import gpu_servers
 
 pytestmark = [pytest.mark.server, pytest.mark.gpu, pytest.mark.timeout(900)]
-BACKENDS = ("fa3", "triton", "flashinfer")
 FOLDER = Path(__file__).parent / "delays"
 FLAGS = ("--max-total-tokens", "40000", "--max-running-requests", "64", "--skip-server-warmup")
 FLAGS = (*FLAGS, "--mem-fraction-static", "0.9", "--cuda-graph-max-bs-decode", "16")
@@ -26,16 +25,7 @@ AXES = (*AXES, "prefill_vs_decode")
 
 def test_waits_on_the_stream_change_no_bit(tmp_path):
     path = os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH"))))
-    model = resolve_model(os.environ.get("SGL_DET_TEST_MODEL", "qwen3-0.6b"))
-    servers = {
-        name: ServerProcess(
-            "sgl_det.launch_server",
-            ("--model-path", model, "--attention-backend", name, *FLAGS),
-            log=tmp_path / f"{name}.log",
-            env={"PYTHONPATH": path},
-        )
-        for name in BACKENDS
-    }
+    servers = gpu_servers(FLAGS, tmp_path, {"PYTHONPATH": path})
     with running(servers.values(), 400):
         for name, server in servers.items():
             report = run_probe(server.url, quick=True, axes=AXES, progress=False, limit_s=90)

@@ -21,16 +21,14 @@ from pathlib import Path
 import pytest
 import requests
 
-from sgl_det.make_model import resolve_model
 from sgl_det.server_process import ServerProcess, running
-from support import CPU, arguments
+from support import CPU, GPU_BACKENDS, arguments, gpu_servers
 
 pytestmark = pytest.mark.server
 FLAGS = ("--max-total-tokens", "4096", "--chunked-prefill-size", "64", "--enable-metrics")
 RETRACT = {"SGLANG_TEST_RETRACT": "true", "SGLANG_TEST_RETRACT_INTERVAL": "4"}
 LENGTHS = (1, 2, 15, 16, 17, 40, 63, 64, 65, 90, 127, 129)
 NEW = 40
-BACKENDS = ("fa3", "triton", "flashinfer")
 GPU_FLAGS = ("--max-total-tokens", "20480", "--chunked-prefill-size", "512", "--enable-metrics")
 GPU_FLAGS = (*GPU_FLAGS, "--max-running-requests", "64", "--mem-fraction-static", "0.9")
 GPU_FLAGS = (*GPU_FLAGS, "--cuda-graph-max-bs-decode", "32", "--skip-server-warmup")
@@ -53,20 +51,11 @@ def servers(demo_model, tmp_path_factory):
         yield found
 
 
-@pytest.fixture(scope="module")
-def gpu_servers(tmp_path_factory):
+@pytest.fixture(scope="module", name="on_gpu")
+def started_on_gpu(tmp_path_factory):
     """Ours on each backend, by name; started, and not yet waited for."""
     logs = Path(os.environ.get("SGL_DET_TEST_OUT") or tmp_path_factory.mktemp("retraction-gpu"))
-    model = resolve_model(os.environ.get("SGL_DET_TEST_MODEL", "qwen3-0.6b"))
-    found = {
-        name: ServerProcess(
-            "sgl_det.launch_server",
-            ("--model-path", model, "--attention-backend", name, *GPU_FLAGS),
-            log=logs / f"retraction-{name}.log",
-            env=RETRACT,
-        )
-        for name in BACKENDS
-    }
+    found = gpu_servers(GPU_FLAGS, logs, RETRACT, "retraction-")
     try:
         for server in found.values():
             server.start()
@@ -121,8 +110,8 @@ def test_control_stock_changes(servers):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_retracted_requests_keep_their_bits_on_a_gpu(gpu_servers, backend):
-    server = gpu_servers[backend].wait_ready(400)
+@pytest.mark.parametrize("backend", GPU_BACKENDS)
+def test_retracted_requests_keep_their_bits_on_a_gpu(on_gpu, backend):
+    server = on_gpu[backend].wait_ready(400)
     assert differing(server.url, GPU_LENGTHS) == []
     print(f"{backend}: {retracted(server.url)} retractions")
