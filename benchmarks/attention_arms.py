@@ -17,6 +17,8 @@ from graph_timing import Arm
 
 from sgl_det.kernels import fa3_chunks, fa3_extend
 from sgl_det.kernels.attention import Launch
+from sgl_det.kernels.attention_proof import Heads
+from sgl_det.kernels.fa3_decode import decode_attention, plan_few
 from sgl_det.kernels.flashinfer_order import ORDER, SPLIT
 
 Arms = dict[str, Callable[[], Arm]]
@@ -142,23 +144,33 @@ def fa3_decode(model: str, m: int, n: int) -> Arms:
     used = m * fa3_chunks.chunks_of(n, chunk)
     plan = fa3_chunks.plan_decode(x.lengths, x.table, chunk, used)
 
-    def served(layer: int) -> torch.Tensor:
+    heads = Heads(queries=x.heads, keys=x.groups, d=x.d, dtype=x.q.dtype)
+    few = plan_few(x.lengths, x.table, n, heads)
+
+    def in_fa3(layer: int) -> torch.Tensor:
         if n <= chunk:
             return x.call(layer, x.q, x.whole, made=whole)[0]
         return fa3_chunks.decode_attention(partial(x.call, layer), x.q, plan)
+
+    def by_all(layer: int) -> torch.Tensor:
+        pools = x.k[layer].squeeze(1), x.v[layer].squeeze(1)
+        return decode_attention(x.q, *pools, few, x.d**-0.5)
 
     def upstream(layer: int) -> torch.Tensor:
         return x.call(layer, x.q, x.whole, normal=True, made=normal)[0]
 
     extend = _chunks(x, m, n, 1)
-    return {
-        "upstream": lambda: Arm("upstream", [partial(upstream, i) for i in layers], not_compared),
-        "served": lambda: Arm(
-            "served",
-            [partial(served, i) for i in layers],
-            lambda: _differing(served(0), _rows(x, 0, extend)),
-        ),
+
+    def arm(name: str, call: Callable[[int], torch.Tensor]) -> Callable[[], Arm]:
+        differs = lambda: _differing(call(0), _rows(x, 0, extend))  # noqa: E731
+        return partial(Arm, name, [partial(call, i) for i in layers], differs)
+
+    arms = {
+        "upstream": partial(Arm, "upstream", [partial(upstream, i) for i in layers], not_compared)
     }
+    if few:
+        arms["in FA3"] = arm("in FA3", in_fa3)
+    return arms | {"served": arm("served", by_all if few else in_fa3)}
 
 
 def fa3_prefill(model: str, m: int, n: int) -> Arms:

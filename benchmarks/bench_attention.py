@@ -25,7 +25,8 @@ from sgl_det.kernels.proof_cache import machine
 
 # 256 x 32768 keys of one layer would be 34 GB, and SGLang's kernel counts in 32 bits.
 DECODE = [(b, n) for b in (1, 4, 16, 64, 256) for n in (512, 2048, 8192, 32768)][:-1]
-PREFILL = [(8, 1024), (2, 4096), (1, 16384)]
+# Up to 512 keys FlashInfer prefills with its own kernel.
+PREFILL = [(16, 512), (8, 1024), (2, 4096), (1, 16384)]
 FIELDS = ("op", "m", "n", "k", "dtype", "tp", "shape")
 
 

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 import torch
 
 from sgl_det.kernels.attention_proof import Heads
+from sgl_det.kernels.flashinfer_order import KV_TILE, SPLIT
 from sgl_det.kernels.phases_proof import first_mismatch, lengths
 from sgl_det.patch import PatchSet
 from sgl_det.patches import decode_programs, fa3, fa3_start, flashinfer
@@ -91,7 +92,7 @@ def other_flashinfer():
 
 BACKENDS = {
     "fa3": (fa3_attend, fa3.patches, (128, 4096), other_fa3),
-    "flashinfer": (flashinfer_attend, flashinfer.patches, (64, 1024), other_flashinfer),
+    "flashinfer": (flashinfer_attend, flashinfer.patches, (KV_TILE, SPLIT), other_flashinfer),
 }
 
 

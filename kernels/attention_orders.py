@@ -49,9 +49,13 @@ def _flashinfer(d: int, dtype: torch.dtype, arch: int) -> dict[str, str]:
 
 
 _OURS = ("attention_order.py", "attention.py", "attention_decode.py")
+_FA3 = (
+    *("fa3_chunks.py", "fa3_decode.py", "fa3_decode_kernels.py", "fa3_extend.py"),
+    "merge_chunks.py",
+)
 _Find = Callable[[int, torch.dtype, int], dict[str, str]]
 _ORDERS: dict[str, tuple[_Find, tuple[str, ...]]] = {
     "triton": (_triton, _OURS),
-    "fa3": (_fa3, ("fa3_chunks.py", "fa3_extend.py", "merge_chunks.py")),
+    "fa3": (_fa3, _FA3),
     "flashinfer": (_flashinfer, (*_OURS, "flashinfer_order.py")),
 }

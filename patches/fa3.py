@@ -2,7 +2,8 @@
 
 What is planned once a forward (`sgl_det.kernels.fa3_chunks`) is kept on the tensor of the lengths,
 which every layer hands to FA3, so the one function that calls FA3 finds it there. Requests of at
-most one chunk take SGLang's own call. For decode graphs see `fa3_graphs`.
+most one chunk take SGLang's own call. Few requests leave FA3 most of the GPU idle in decode: there
+`sgl_det.kernels.fa3_decode` gives its bits. For decode graphs see `fa3_graphs`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FOREIGN = (
 
 def _call(original):
     from sgl_det.kernels import fa3_chunks as fa3
-    from sgl_det.kernels import fa3_extend
+    from sgl_det.kernels import fa3_decode, fa3_extend
 
     @wraps(original)
     def flash_attn_with_kvcache(q, k_cache, v_cache, **given):
@@ -42,6 +43,13 @@ def _call(original):
             o, lse, *_ = original(q, k_cache, v_cache, **given | own)
             return o, lse
 
+        if isinstance(plan, fa3_decode.Few):
+            if not given.get("softcap"):
+                pools, scale = (k_cache.squeeze(1), v_cache.squeeze(1)), given["softmax_scale"]
+                return fa3_decode.decode_attention(q, *pools, plan, scale, **ends)
+            capacity = len(q) * plan.chunks
+            chunk = fa3.CHUNKS[q.shape[-1]]
+            plan = fa3.plan_decode(plan.lengths, plan.table, chunk, capacity)
         if isinstance(plan, fa3.Chunked):
             return fa3.decode_attention(one, q, plan, **ends)
         if isinstance(plan, fa3_extend.Extend):
@@ -109,18 +117,33 @@ def _eager_plan(backend: Any, forward_batch: Any) -> Any:
     if forward_batch.forward_mode.is_decode_or_idle():
         known = forward_batch.seq_lens_cpu
         lengths = (forward_batch.seq_lens if known is None else known).tolist()
-        return decode_plan(lengths, metadata.cache_seqlens_int32, metadata.page_table, chunk)
+        on_gpu, table = metadata.cache_seqlens_int32, metadata.page_table
+        return decode_plan(lengths, on_gpu, table, _heads(backend))
     prefix = [int(n) for n in forward_batch.extend_prefix_lens_cpu]
     new = [int(n) for n in forward_batch.extend_seq_lens_cpu]
     return extend_plan(prefix, new, metadata.page_table, chunk)
 
 
-def decode_plan(lengths: list[int], on_gpu: Any, table: Any, chunk: int) -> Any:
-    """Of a step of decode; the lengths [B] are known to the host, and lie ``on_gpu``."""
-    from sgl_det.kernels.fa3_chunks import chunks_of, plan_decode
+def _heads(backend: Any) -> Any:
+    from sgl_det.kernels.attention_proof import Heads
 
-    if max(lengths, default=0) <= chunk:
-        return WHOLE
+    return Heads(
+        queries=backend.num_attention_heads,
+        keys=backend.num_kv_heads,
+        d=backend.head_dim,
+        dtype=backend.kv_cache_dtype,
+    )
+
+
+def decode_plan(lengths: list[int], on_gpu: Any, table: Any, heads: Any) -> Any:
+    """Of a step of decode; the lengths [B] are known to the host, and lie ``on_gpu``."""
+    from sgl_det.kernels.fa3_chunks import CHUNKS, chunks_of, plan_decode
+    from sgl_det.kernels.fa3_decode import plan_few
+
+    longest, chunk = max(lengths, default=0), CHUNKS[heads.d]
+    few = plan_few(on_gpu, table, longest, heads)
+    if few or longest <= chunk:
+        return few or WHOLE
     return plan_decode(on_gpu, table, chunk, sum(chunks_of(n, chunk) for n in lengths))
 
 
@@ -146,6 +169,7 @@ def _eager(original):
 
 def _in_graph(original):
     from sgl_det.kernels import fa3_chunks as fa3
+    from sgl_det.kernels.fa3_decode import plan_few
 
     @wraps(original)
     def init_forward_metadata_in_graph(self, forward_batch):
@@ -153,14 +177,16 @@ def _in_graph(original):
         _check_backend(self, forward_batch)
         if not forward_batch.forward_mode.is_decode_or_idle():
             return
-        metadata, plan = self.forward_metadata, WHOLE
-        if getattr(self, CHUNKED, False):
-            chunk, batch = fa3.CHUNKS[self.head_dim], len(metadata.cache_seqlens_int32)
-            capacity = batch * fa3.chunks_of(self.max_context_len, chunk)
-            capacity = min(capacity, batch + more_chunks(self))
-            lengths, table = metadata.cache_seqlens_int32, metadata.page_table
+        metadata, chunk = self.forward_metadata, fa3.CHUNKS[self.head_dim]
+        lengths, table = metadata.cache_seqlens_int32, metadata.page_table
+        chunked = getattr(self, CHUNKED, False)
+        longest = self.max_context_len if chunked else chunk
+        plan = plan_few(lengths, table, longest, _heads(self)) or WHOLE
+        if chunked and plan is WHOLE:
+            capacity = len(lengths) * fa3.chunks_of(longest, chunk)
+            capacity = min(capacity, len(lengths) + more_chunks(self))
             plan = fa3.plan_decode(lengths, table, chunk, capacity)
-        setattr(metadata.cache_seqlens_int32, PLAN, plan)
+        setattr(lengths, PLAN, plan)
 
     return init_forward_metadata_in_graph
 

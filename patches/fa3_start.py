@@ -17,13 +17,16 @@ def attend(step: Any) -> Any:
     import torch
     from sglang.kernels.ops.attention.flash_attention import flash_attn_with_kvcache
 
+    from sgl_det.kernels.attention_proof import Heads
     from sgl_det.kernels.fa3_chunks import CHUNKS
 
     chunk, device = CHUNKS[step.q.shape[-1]], step.q.device
     lengths = torch.tensor(step.lengths, dtype=torch.int32, device=device)
     starts = torch.tensor([0, *accumulate(step.new)], dtype=torch.int32, device=device)
     if step.decode:
-        plan = decode_plan(step.lengths, lengths, step.table, chunk)
+        queries, d = step.q.shape[1:]
+        heads = Heads(queries=queries, keys=step.k.shape[2], d=d, dtype=step.q.dtype)
+        plan = decode_plan(step.lengths, lengths, step.table, heads)
     else:
         prefix = [n - new for n, new in zip(step.lengths, step.new, strict=True)]
         plan = extend_plan(prefix, step.new, step.table, chunk)

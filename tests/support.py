@@ -37,19 +37,26 @@ def arguments(model: Path | str) -> tuple[str, ...]:
 
 
 def gpu_servers(
-    flags: Sequence[str], logs: Path, env: Mapping[str, str], prefix: str = ""
+    flags: Sequence[str],
+    logs: Path,
+    env: Mapping[str, str],
+    prefix: str = "",
+    *,
+    module: str = "sgl_det.launch_server",
+    backends: Sequence[str] = GPU_BACKENDS,
 ) -> dict[str, ServerProcess]:
-    """Our server on each backend, by name, not started; its log is `logs`/`prefix``backend`.log.
+    """A server on each backend, by name, not started; its log is `logs`/`prefix``backend`.log.
 
-    The model is the Qwen3-0.6B shape, or the one that SGL_DET_TEST_MODEL names.
+    Ours, or that of another ``module``. The model is the Qwen3-0.6B shape, or the one that
+    SGL_DET_TEST_MODEL names.
     """
     model = resolve_model(os.environ.get("SGL_DET_TEST_MODEL", "qwen3-0.6b"))
     return {
         name: ServerProcess(
-            "sgl_det.launch_server",
+            module,
             ("--model-path", model, "--attention-backend", name, *flags),
             log=logs / f"{prefix}{name}.log",
             env=env,
         )
-        for name in GPU_BACKENDS
+        for name in backends
     }

@@ -10,8 +10,9 @@ import torch
 from fa3_support import CHUNK, LENGTHS, G, H, Pool
 
 from sgl_det.check import FITS, judge_all
-from sgl_det.kernels import fa3_chunks, fa3_extend
-from sgl_det.kernels.fa3_chunks import Sequences
+from sgl_det.kernels import fa3_chunks, fa3_decode, fa3_extend
+from sgl_det.kernels.fa3_chunks import Sequences, chunks_of
+from sgl_det.kernels.fa3_decode import Few
 from sgl_det.kernels.merge_chunks import reference
 from sgl_det.patches import fa3, fa3_graphs, fa3_start
 from sgl_det.testing import assert_bitwise_equal
@@ -49,6 +50,7 @@ class Server:
             **{"head_dim": 64, "page_size": 1, "fa_impl_ver": 3, "is_encoder_decoder": False},
             **{"max_context_len": WIDTH, "num_attention_heads": H, "num_kv_heads": G},
             token_to_kv_pool=SimpleNamespace(size=80),
+            kv_cache_dtype=torch.bfloat16,
         )
         self.flash_attn_with_kvcache = fa3._call(self.kernel)
 
@@ -115,6 +117,29 @@ def test_prefill_decode_and_graph_agree(server, sinks):
             assert_bitwise_equal(o[b], whole[b][-1], f"{name}, request {b}")
         alone = server.attention(server.batch(requests=[b]), sinks=sinks)
         assert_bitwise_equal(alone[0], whole[b][-1], f"alone, request {b}")
+
+
+@pytest.mark.parametrize("plan", [fa3._eager, fa3._in_graph])
+def test_few_requests_take_the_kernel_of_the_whole_gpu(server, monkeypatch, plan):
+    """Where the plan says so; capped scores, which it does not hold, take FA3 in the same order."""
+    usual = server.attention(server.batch())
+    taken = []
+
+    def plan_few(lengths, table, longest, heads):
+        taken.append(heads)
+        return Few(lengths, table, chunks_of(longest, CHUNK))
+
+    monkeypatch.setattr(fa3_decode, "plan_few", plan_few)
+    monkeypatch.setattr(fa3_decode, "decode_attention", lambda q, *args, **ends: (args, ends))
+    server.backend.sgl_det_chunked = True
+    (k, v, few, scale), ends = server.attention(server.batch(), plan=plan, softmax_scale=0.5)
+    assert few.chunks >= max(LENGTHS) // CHUNK and scale == 0.5 and set(ends) == {"sinks", "out"}
+    assert k.shape == v.shape and k.dim() == 3
+    assert (taken[0].queries, taken[0].keys, taken[0].d) == (H, G, 64)
+    server.asked.clear()
+    o = server.attention(server.batch(), plan=plan, softcap=30.0, softmax_scale=0.5)
+    assert_bitwise_equal(o, usual, "in FA3")
+    assert server.asked[0]["softcap"] == 30.0
 
 
 def test_short_contexts_take_one_call_of_sglang(server):

@@ -140,7 +140,7 @@ def test_start_proves_and_takes_little_memory(monkeypatch):
     made, order = proven
     assert made["flashinfer_workspace"].numel() == 128 << 20
     assert (order.block, order.split) == (flashinfer_order.KV_TILE, SPLIT)
-    assert flashinfer._STATE.work.parts.shape == (2 * 132 // 8, 32, 40, 128)
+    assert flashinfer._STATE.work.parts.shape == (2 * 132 // 8, 32, 40960 // SPLIT, 128)
     model.head_dim = 96
     with pytest.raises(ValueError, match="no order for heads of 96"):
         init(None, runner)

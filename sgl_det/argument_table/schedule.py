@@ -28,7 +28,7 @@ SCHEDULE = {
     "prefill_max_requests": claimed("bounds the prefill batch, on which no row's bits depend"),
     "schedule_policy": claimed(_ORDER),
     "enable_priority_scheduling": not_claimed(
-        "a preempted request is prefilled again with the tokens it had generated",
+        "preemption by priority has not been tested, only retraction has",
         Axis.PREEMPTION,
     ),
     "disable_priority_preemption": claimed(_ORDER),

@@ -16,8 +16,9 @@ from sgl_det.probe.compare import Answer, hex_bits
 KEY_HEADER = "x-sgl-det-key"
 # What every vocabulary has, for a server that does not tell its own.
 SMALLEST_VOCABULARY = 256
-# KV tokens per split of our backends (triton, flashinfer, fa3), for a server that tells none.
-USUAL_SPLITS = (512, 1024, 4096)
+# KV tokens per split, for a server that tells none: of our backends (triton and flashinfer, fa3),
+# and between them of SGLang's FlashInfer when it decodes in deterministic mode.
+USUAL_SPLITS = (512, 2048, 4096)
 # SGLang's web server closes an idle connection after 5 s. Those that a client keeps for longer
 # break one after the other when they are used again, and one repeated request is not enough.
 KEPT_ALIVE_S = 1.0

@@ -163,7 +163,7 @@ def test_decode_may_read_a_list_of_what_it_sees(case):
 @pytest.mark.parametrize("block", pick(gpu=[64], interpreter=[16]))
 def test_another_order_has_bits_of_its_own_and_keeps_them(block):
     """As the FlashInfer backend asks for it; the GPU's reciprocal needs the GPU."""
-    asked = attention_order.Order(block, pick(gpu=1024, interpreter=48), reciprocal=not ACTIVE)
+    asked = attention_order.Order(block, pick(gpu=512, interpreter=48), reciprocal=not ACTIVE)
     requests, options = made("plain")
     other = replace(options, order=asked)
     before, _ = requests.extend(requests.lengths)

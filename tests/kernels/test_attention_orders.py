@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sgl_det.backend import BACKENDS
 from sgl_det.kernels import attention_orders, flashinfer_order
 from sgl_det.kernels.attention_orders import in_use
 
@@ -26,6 +27,12 @@ def test_what_decides_the_bits_changes_the_key(monkeypatch, tmp_path):
     find, sources = attention_orders._ORDERS["triton"]
     monkeypatch.setitem(attention_orders._ORDERS, "triton", (find, sources[1:]))
     assert in_use("triton", **SIZES)["attention_sources"] != before["attention_sources"]
+
+
+@pytest.mark.parametrize("backend", ["triton", "fa3", "flashinfer"])
+def test_a_backend_tells_the_split_of_its_order(backend):
+    (split,) = set(BACKENDS[backend].split_tokens.values())
+    assert f"split={split}," in in_use(backend, **SIZES)["attention"]
 
 
 @pytest.mark.parametrize("backend", ["triton", "fa3", "flashinfer"])

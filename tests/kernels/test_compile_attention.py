@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sgl_det.kernels import attention, attention_decode
+from sgl_det.kernels import attention, attention_decode, flashinfer_order
 from sgl_det.kernels import attention_order as order
 
 from .compile_targets import ARCHS, SHARED_KIB, Case
@@ -80,7 +80,8 @@ OTHERS = [a for a in ARCHS if a != 90]
 ELSEWHERE = [(extend(d, PLAIN, a), a) for d in (128, 256) for a in OTHERS]
 ELSEWHERE += [(decode(d, ALL, a), a) for d in (128, 256) for a in OTHERS]
 ELSEWHERE += [(decode(128, PLAIN, 100, stages=5), 100)]
-FLASHINFER = {"BLOCK_S": 64, "SPLIT": 1024, "RECIPROCAL": True}
+FLASHINFER = {"BLOCK_S": flashinfer_order.KV_TILE, "SPLIT": flashinfer_order.SPLIT}
+FLASHINFER["RECIPROCAL"] = True
 CASES += [decode(128, PLAIN, warps=2, stages=s, **FLASHINFER) for s in (4, 5)]
 CASES += [extend(d, PLAIN, **FLASHINFER) for d in (64, 128)]
 ELSEWHERE += [(decode(128, PLAIN, a, **FLASHINFER), a) for a in OTHERS]

@@ -18,6 +18,7 @@ FILES = [
     "test_attention.py",
     "test_attention_proof.py",
     "test_merge_chunks.py",
+    "test_fa3_decode.py",
 ]
 
 

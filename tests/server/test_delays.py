@@ -1,6 +1,6 @@
 """Random waits on the GPU's stream: what the host does beside running kernels changes no bit.
 
-The control of the waits themselves is the server's log, which says that they are there.
+The log says that they are there; the control is a server with a race for them to find.
 """
 
 from __future__ import annotations
@@ -21,13 +21,22 @@ FLAGS = (*FLAGS, "--mem-fraction-static", "0.9", "--cuda-graph-max-bs-decode", "
 FLAGS = (*FLAGS, "--chunked-prefill-size", "512")
 AXES = ("run_to_run", "batch_size", "arrival_order", "chunked_prefill", "prefix_cache")
 AXES = (*AXES, "prefill_vs_decode")
+ENV = {"PYTHONPATH": os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH"))))}
 
 
 def test_waits_on_the_stream_change_no_bit(tmp_path):
-    path = os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH"))))
-    servers = gpu_servers(FLAGS, tmp_path, {"PYTHONPATH": path})
+    servers = gpu_servers(FLAGS, tmp_path, ENV)
     with running(servers.values(), 400):
         for name, server in servers.items():
             report = run_probe(server.url, quick=True, axes=AXES, progress=False, limit_s=90)
             assert report.passed, f"{name}\n{report.table()}"
             assert "the forward pass waits" in server.log.read_text(errors="replace")
+
+
+def test_control_waits_bring_a_race_to_light(tmp_path):
+    """The tokens of a pass are overwritten a moment after it begins."""
+    env = ENV | {"SGL_DET_TEST_RACE": "1"}
+    (server,) = gpu_servers(FLAGS, tmp_path, env, backends=("triton",)).values()
+    with running([server], 400):
+        report = run_probe(server.url, quick=True, axes=AXES[:1], progress=False, limit_s=90)
+    assert not report.passed, report.table()
