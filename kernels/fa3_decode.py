@@ -35,10 +35,10 @@ from sgl_det.kernels.attention_decode import multiprocessors
 from sgl_det.kernels.attention_proof import Heads
 from sgl_det.kernels.fa3_chunks import CHUNKS, TILES, chunks_of
 from sgl_det.kernels.fa3_decode_kernels import (
-    chain_kernel,
-    finish_kernel,
-    scores_kernel,
-    weights_kernel,
+    fa3_chain_kernel,
+    fa3_finish_kernel,
+    fa3_scores_kernel,
+    fa3_weights_kernel,
 )
 
 HEAD_DIMS, DTYPES = (64, 128), (torch.bfloat16,)
@@ -123,22 +123,22 @@ def decode_attention(
     same = {"H": heads, "enable_fp_fusion": False}
     tiled = same | {"GROUP": group, "N": n}
     grouped = tiled | {"BLOCK_G": triton.next_power_of_2(group)}
-    scores_kernel[(groups, min(tiles, most), batch)](
+    fa3_scores_kernel[(groups, min(tiles, most), batch)](
         q, k_pool, few.table, lengths, work.scores, work.tops, q.stride(0), q.stride(1),
         k_pool.stride(0), k_pool.stride(1), few.table.stride(0), stride, D=d, BLOCK_M=16,
         num_warps=4, num_stages=3, **tiled,
     )  # fmt: skip
-    weights_kernel[(groups, min(tiles, 2 * most), batch)](
+    fa3_weights_kernel[(groups, min(tiles, 2 * most), batch)](
         lengths, work.scores, work.tops, work.weights, work.rescales, stride, log2,
         TILES=chunk // n, num_warps=2, **grouped,
     )  # fmt: skip
-    chain_kernel[(groups, few.chunks * (d // launch.dv + 1), batch)](
+    fa3_chain_kernel[(groups, few.chunks * (d // launch.dv + 1), batch)](
         v_pool, few.table, lengths, work.scores, work.tops, work.weights, work.rescales,
         work.parts, work.ends, v_pool.stride(0), v_pool.stride(1), few.table.stride(0), stride,
         few.chunks, D=d, DV=launch.dv, CHUNK=chunk, num_warps=launch.warps,
         num_stages=launch.stages, **grouped,
     )  # fmt: skip
-    finish_kernel[(heads, batch)](
+    fa3_finish_kernel[(heads, batch)](
         work.parts, work.ends, lengths, sinks, o, o.stride(0), o.stride(1), log, few.chunks, D=d,
         CHUNK=chunk, UNROLL=min(8, triton.next_power_of_2(few.chunks)), SINKS=sinks is not None,
         EXACT=exact, num_warps=1, **same,

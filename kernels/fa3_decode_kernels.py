@@ -29,7 +29,7 @@ def _approximate(x, RECIPROCAL: tl.constexpr):
 
 
 @triton.jit
-def scores_kernel(
+def fa3_scores_kernel(
     q_ptr, k_ptr, table_ptr, lengths_ptr, scores_ptr, tops_ptr,
     stride_qt, stride_qh, stride_ks, stride_kg, stride_table, stride_scores,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, N: tl.constexpr,
@@ -55,7 +55,7 @@ def scores_kernel(
 
 
 @triton.jit
-def weights_kernel(
+def fa3_weights_kernel(
     lengths_ptr, scores_ptr, tops_ptr, weights_ptr, rescales_ptr, stride_scores, log2,
     H: tl.constexpr, GROUP: tl.constexpr, BLOCK_G: tl.constexpr, N: tl.constexpr,
     TILES: tl.constexpr,
@@ -131,7 +131,7 @@ def _values(
 
 
 @triton.jit
-def chain_kernel(
+def fa3_chain_kernel(
     v_ptr, table_ptr, lengths_ptr, scores_ptr, tops_ptr, weights_ptr, rescales_ptr, parts_ptr,
     ends_ptr, stride_vs, stride_vg, stride_table, stride_scores, chunks,
     H: tl.constexpr, GROUP: tl.constexpr, BLOCK_G: tl.constexpr, D: tl.constexpr,
@@ -176,7 +176,7 @@ def chain_kernel(
 
 
 @triton.jit
-def finish_kernel(
+def fa3_finish_kernel(
     parts_ptr, ends_ptr, lengths_ptr, sinks_ptr, o_ptr, stride_ot, stride_oh, log, chunks,
     H: tl.constexpr, D: tl.constexpr, CHUNK: tl.constexpr, UNROLL: tl.constexpr,
     SINKS: tl.constexpr, EXACT: tl.constexpr,

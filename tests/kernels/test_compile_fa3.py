@@ -20,7 +20,7 @@ HEADS = {"qwen3-8b": (32, 4, 128), "qwen2.5-7b": (28, 7, 128), "llama-1b": (32, 
 
 
 def case(name: str, heads: str) -> Case:
-    kernel = getattr(fa3_decode_kernels, f"{name}_kernel")
+    kernel = getattr(fa3_decode_kernels, f"fa3_{name}_kernel")
     h, group, d = HEADS[heads]
     launch, n, chunk = fa3_decode._LAUNCH, fa3_decode.TILES[d], fa3_decode.CHUNKS[d]
     sizes = {"H": h, "GROUP": group, "D": d, "N": n, "BLOCK_M": 16, "TILES": chunk // n}
