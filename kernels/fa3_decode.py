@@ -8,8 +8,8 @@ last kernel normalises and merges chunks as `merge_chunks` does. The bits are FA
 
 Shapes      q [B, H, D]   k_pool, v_pool [slots, G, D]   table [B, W] of slots   lengths [B]
             o [B, H, D]; between the kernels, in tiles of N keys: scores and weights [B, H, W'],
-            tops and rescales [B, H, W' / N]; parts [B, chunks, H, D]; ends, which are maxima and
-            sums, [2, B, chunks, H]
+            ordered, the same weights, [B, W' / N, N / 16, 4, H, 4]; tops [B, H, W' / N], rescales
+            [B, W' / N, H]; parts [B, chunks, H, D]; ends, maxima and sums, [2, B, chunks, H]
 Dtypes      q, pools, weights, o: bf16; table, lengths int32; everything else fp32
 Order       of `fa3_chunks`: tiles of N keys from the last to the first with a running maximum; a
             rescale of sum and values by exp2; p v by the matrix unit. Four sums a row: sum i takes
@@ -42,6 +42,8 @@ from sgl_det.kernels.fa3_decode_kernels import (
 )
 
 HEAD_DIMS, DTYPES = (64, 128), (torch.bfloat16,)
+# Heads whose weights a thread block sums, four sums each. Any number, the same bits.
+_HEADS = 32
 # Thread blocks that score, a multiprocessor.
 _SCORE_BLOCKS = 2
 
@@ -122,21 +124,20 @@ def decode_attention(
     launch, lengths, stride = launch or _LAUNCH, few.lengths, tiles * n
     same = {"H": heads, "enable_fp_fusion": False}
     tiled = same | {"GROUP": group, "N": n}
-    grouped = tiled | {"BLOCK_G": triton.next_power_of_2(group)}
     fa3_scores_kernel[(groups, min(tiles, most), batch)](
         q, k_pool, few.table, lengths, work.scores, work.tops, q.stride(0), q.stride(1),
         k_pool.stride(0), k_pool.stride(1), few.table.stride(0), stride, D=d, BLOCK_M=16,
         num_warps=4, num_stages=3, **tiled,
     )  # fmt: skip
     fa3_weights_kernel[(groups, min(tiles, 2 * most), batch)](
-        lengths, work.scores, work.tops, work.weights, work.rescales, stride, log2,
-        TILES=chunk // n, num_warps=2, **grouped,
+        lengths, work.scores, work.tops, work.ordered, work.weights, work.rescales, stride, log2,
+        BLOCK_G=triton.next_power_of_2(group), TILES=chunk // n, num_warps=2, **tiled,
     )  # fmt: skip
     fa3_chain_kernel[(groups, few.chunks * (d // launch.dv + 1), batch)](
-        v_pool, few.table, lengths, work.scores, work.tops, work.weights, work.rescales,
+        v_pool, few.table, lengths, work.tops, work.ordered, work.weights, work.rescales,
         work.parts, work.ends, v_pool.stride(0), v_pool.stride(1), few.table.stride(0), stride,
-        few.chunks, D=d, DV=launch.dv, CHUNK=chunk, num_warps=launch.warps,
-        num_stages=launch.stages, **grouped,
+        few.chunks, D=d, DV=launch.dv, CHUNK=chunk, HEADS=_HEADS, num_warps=launch.warps,
+        num_stages=launch.stages, **tiled,
     )  # fmt: skip
     fa3_finish_kernel[(heads, batch)](
         work.parts, work.ends, lengths, sinks, o, o.stride(0), o.stride(1), log, few.chunks, D=d,
@@ -150,8 +151,9 @@ class _Work(NamedTuple):
     """What the kernels leave for the next one: see the header."""
 
     scores: torch.Tensor
-    weights: torch.Tensor
     tops: torch.Tensor
+    ordered: torch.Tensor
+    weights: torch.Tensor
     rescales: torch.Tensor
     parts: torch.Tensor
     ends: torch.Tensor
@@ -159,10 +161,14 @@ class _Work(NamedTuple):
     @classmethod
     def allocate(cls, q: torch.Tensor, tiles: int, n: int, chunks: int) -> _Work:
         batch, heads, d = q.shape
-        weights = torch.empty((batch, heads, tiles * n), dtype=q.dtype, device=q.device)
-        shapes = (batch, heads, tiles), (batch, chunks, heads, d), (2, batch, chunks, heads)
-        scores = torch.empty_like(weights, dtype=torch.float32)
-        tops, parts, ends = (
-            torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes
+        keys, short = (batch, heads, tiles * n), (batch, heads, tiles)
+        full = {"dtype": torch.float32, "device": q.device}
+        return cls(
+            scores=torch.empty(keys, **full),
+            tops=torch.empty(short, **full),
+            ordered=torch.empty(keys, **full),
+            weights=torch.empty(keys, dtype=q.dtype, device=q.device),
+            rescales=torch.empty(short, **full),
+            parts=torch.empty((batch, chunks, heads, d), **full),
+            ends=torch.empty((2, batch, chunks, heads), **full),
         )
-        return cls(scores, weights, tops, torch.empty_like(tops), parts, ends)
