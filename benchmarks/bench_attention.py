@@ -21,6 +21,8 @@ from attention_case import SHAPES
 from case_file import CaseFile
 from graph_timing import in_turn
 
+from sgl_det.kernels.attention_order import arch_of
+from sgl_det.kernels.attention_orders import in_use
 from sgl_det.kernels.proof_cache import machine
 
 # 256 x 32768 keys of one layer would be 34 GB, and SGLang's kernel counts in 32 bits.
@@ -37,7 +39,11 @@ def main() -> int:
     parser.add_argument("--shape", default="qwen3-8b", choices=SHAPES)
     parser.add_argument("--seconds", type=float, default=200)
     args = parser.parse_args()
-    header = {"machine": machine(), "bits": "ours in every way, prefill against decode"}
+    device, d = torch.device("cuda"), SHAPES[args.shape][2]
+    order = in_use(args.backend, d=d, dtype=torch.bfloat16, arch=arch_of(device))
+    # The bits follow the sources of attention, and not those of the linear layers.
+    here = machine() | {"sources": order["attention_sources"]}
+    header = {"machine": here, "bits": "ours in every way, prefill against decode"}
     file, end = CaseFile(args.out, header, FIELDS), time.monotonic() + args.seconds
     plan = [("prefill", m, n) for m, n in PREFILL] + [("decode", m, n) for m, n in DECODE]
     for op, m, n in plan:

@@ -148,7 +148,8 @@ def measure(args: argparse.Namespace, begun: float, result: dict[str, Any]) -> N
             bench.run(name, rounds)
             result |= {"rows": bench.rows(head), "skipped_rounds": bench.skipped}
             write(args.out, result)
-            print(*(json.dumps(r) for r in result["rows"] if r["workload"] == name), flush=True)
+            rows = [json.dumps(r) for r in result["rows"] if r["workload"] == name]
+            print(*rows or [f"{name}: no round, for lack of time"], flush=True)
 
 
 def write(out: Path, result: dict[str, Any]) -> None:
