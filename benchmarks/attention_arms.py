@@ -145,7 +145,7 @@ def fa3_decode(model: str, m: int, n: int) -> Arms:
     plan = fa3_chunks.plan_decode(x.lengths, x.table, chunk, used)
 
     heads = Heads(queries=x.heads, keys=x.groups, d=x.d, dtype=x.q.dtype)
-    few = plan_few(x.lengths, x.table, n, heads)
+    few = plan_few(x.lengths, n, heads)
 
     def in_fa3(layer: int) -> torch.Tensor:
         if n <= chunk:
@@ -154,7 +154,7 @@ def fa3_decode(model: str, m: int, n: int) -> Arms:
 
     def by_all(layer: int) -> torch.Tensor:
         pools = x.k[layer].squeeze(1), x.v[layer].squeeze(1)
-        return decode_attention(x.q, *pools, few, x.d**-0.5)
+        return decode_attention(x.q, *pools, x.table, x.lengths, few.chunks, x.d**-0.5)
 
     def upstream(layer: int) -> torch.Tensor:
         return x.call(layer, x.q, x.whole, normal=True, made=normal)[0]

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from attention_arms import arms_of
 from attention_case import SHAPES
-from case_file import CaseFile
+from case_file import CaseFile, upstream
 from graph_timing import in_turn
 
 from sgl_det.kernels.attention_order import arch_of
@@ -42,7 +42,7 @@ def main() -> int:
     device, d = torch.device("cuda"), SHAPES[args.shape][2]
     order = in_use(args.backend, d=d, dtype=torch.bfloat16, arch=arch_of(device))
     # The bits follow the sources of attention, and not those of the linear layers.
-    here = machine() | {"sources": order["attention_sources"]}
+    here = machine() | upstream() | {"sources": order["attention_sources"]}
     header = {"machine": here, "bits": "ours in every way, prefill against decode"}
     file, end = CaseFile(args.out, header, FIELDS), time.monotonic() + args.seconds
     plan = [("prefill", m, n) for m, n in PREFILL] + [("decode", m, n) for m, n in DECODE]

@@ -18,12 +18,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
-from case_file import CaseFile
+from case_file import CaseFile, upstream
 from graph_timing import Arm, copies, in_turn
 from linear_shapes import MODELS, ROWS
 
@@ -164,19 +163,7 @@ def machine() -> dict[str, Any]:
     """`proof_cache.machine`, with the sources of our norms and the packages of the fused ones."""
     folder = Path(kernels.__file__).parent
     text = b"".join((folder / name).read_bytes() for name in _SOURCES)
-    return proof_cache.machine() | {
-        "sgl_kernel": _version("sglang-kernel"),
-        "flashinfer": _version("flashinfer-python"),
-        "sglang": _version("sglang"),
-        "sources": hashlib.sha256(text).hexdigest()[:16],
-    }
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
+    return proof_cache.machine() | upstream() | {"sources": hashlib.sha256(text).hexdigest()[:16]}
 
 
 def _norm(norm: Norm, dtype: str, rows: list[int], file: CaseFile, end: float) -> None:

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import json
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -44,3 +45,16 @@ class CaseFile:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
         self._done.add(self._id(entry))
+
+
+def upstream() -> dict[str, str | None]:
+    """Versions of the packages whose kernels are the baselines of norms and attention."""
+    names = {"sgl_kernel": "sglang-kernel", "flashinfer": "flashinfer-python", "sglang": "sglang"}
+    return {name: _version(package) for name, package in names.items()}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -5,7 +5,8 @@ usage: python -m benchmarks.kernels_json FILE.jsonl ... [--out KERNELS.json]
 A case that lies in several files counts as the last of them says; with --keep, cases of the
 KERNELS.json that is there, and in no file, stay. A row's kernel is the fastest one that is bitwise,
 the baseline (PyTorch's default; for norms SGLang's fused kernel, for attention the backend's own in
-normal mode) only where no other is; of attention it is the launch that serves. Its ratio is the
+normal mode, of FlashInfer its FA2 kernel, with the time of what its `auto` takes beside it) only
+where no other is; of attention it is the launch that serves. Its ratio is the
 baseline's time over the kernel's. Where nothing is bitwise there is no kernel, no time and no
 ratio. Its spread is by how much the rounds of some arm differ. Printed are the cases below 0.95,
 with what is known of each.
@@ -66,6 +67,7 @@ def row(case: dict) -> dict[str, Any]:
         kernel = SERVED if SERVED in bitwise else None
     baseline = next((name for name in _BASELINES if name in arms), None)
     us, baseline_us = bitwise.get(kernel), arms[baseline][0] if baseline else None
+    auto = {"auto_us": arms["auto"][0]} if "auto" in arms else {}
     return {field: case[field] for field in _ID} | {
         "kernel": kernel,
         "us": us,
@@ -75,6 +77,7 @@ def row(case: dict) -> dict[str, Any]:
         "baseline_bitwise": baseline in bitwise,
         "spread": case.get("spread"),
         "key": case["key"],
+        **auto,
     }
 
 

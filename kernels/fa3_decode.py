@@ -8,8 +8,8 @@ last kernel normalises and merges chunks as `merge_chunks` does. The bits are FA
 
 Shapes      q [B, H, D]   k_pool, v_pool [slots, G, D]   table [B, W] of slots   lengths [B]
             o [B, H, D]; between the kernels, in tiles of N keys: scores and weights [B, H, W'],
-            ordered, the same weights, [B, W' / N, N / 16, 4, H, 4]; tops [B, H, W' / N], rescales
-            [B, W' / N, H]; parts [B, chunks, H, D]; ends, maxima and sums, [2, B, chunks, H]
+            tops and rescales [B, H, W' / N]; parts [B, chunks, H, D]; ends, which are maxima and
+            sums, [2, B, chunks, H]
 Dtypes      q, pools, weights, o: bf16; table, lengths int32; everything else fp32
 Order       of `fa3_chunks`: tiles of N keys from the last to the first with a running maximum; a
             rescale of sum and values by exp2; p v by the matrix unit. Four sums a row: sum i takes
@@ -23,7 +23,6 @@ its machine code and is proven where a server starts. Fusing of products and sum
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -42,8 +41,6 @@ from sgl_det.kernels.fa3_decode_kernels import (
 )
 
 HEAD_DIMS, DTYPES = (64, 128), (torch.bfloat16,)
-# Heads whose weights a thread block sums, four sums each. Any number, the same bits.
-_HEADS = 32
 # Thread blocks that score, a multiprocessor.
 _SCORE_BLOCKS = 2
 
@@ -59,29 +56,24 @@ class Launch(NamedTuple):
 _LAUNCH = Launch(32, 4, 7)
 
 
-@dataclass(frozen=True, slots=True)
-class Few:
-    """Few requests: their lengths, where their keys lie, and how many chunks a request has at most.
+class Few(NamedTuple):
+    """The plan of few requests: how many chunks one has at most."""
 
-    lengths [B] and table [B, W], int32
-    """
-
-    lengths: torch.Tensor
-    table: torch.Tensor
     chunks: int
 
 
-def plan_few(lengths: torch.Tensor, table: torch.Tensor, longest: int, heads: Heads) -> Few | None:
+def plan_few(lengths: torch.Tensor, longest: int, heads: Heads) -> Few | None:
     """The plan of requests of at most ``longest`` keys; None where FA3 is faster, or has to do it.
 
-    Measured on an H200: beyond 16 pairs of a request and a key head, or beyond one chunk, FA3 has
-    work for the GPU.
+    lengths [B] on the GPU. Timed on an H200, heads of 128 with 8 key heads, 2048 keys: one request
+    takes FA3 24 us and these kernels 17, two 24 and 19, four 26 and 26; beyond one chunk FA3 is no
+    slower from two requests on. So they take up to 16 pairs of a request and a key head.
     """
     held = heads.d in HEAD_DIMS and heads.dtype in DTYPES and lengths.is_cuda
     chunks = chunks_of(longest, CHUNKS[heads.d])
     if not held or chunks > 1 or len(lengths) * heads.keys > 16 or heads.queries > 16 * heads.keys:
         return None
-    return Few(lengths, table, chunks)
+    return Few(chunks)
 
 
 @cache
@@ -95,7 +87,9 @@ def decode_attention(
     q: torch.Tensor,
     k_pool: torch.Tensor,
     v_pool: torch.Tensor,
-    few: Few,
+    table: torch.Tensor,
+    lengths: torch.Tensor,
+    chunks: int,
     scale: float,
     *,
     sinks: torch.Tensor | None = None,
@@ -107,53 +101,73 @@ def decode_attention(
 ) -> torch.Tensor:
     """Attention of one row a request over all its keys -> o [B, H, D].
 
+    chunks  of a request, at most; keys beyond them are not seen
     chunk   keys, by default that of `fa3_chunks`; blocks: thread blocks a key head that score
     exact   a true division and logarithm, for an interpreter: near FA3, not equal
     Raises ValueError on what is not held.
     """
-    batch, heads, d = q.shape
-    groups, dtype = k_pool.shape[1], q.dtype
-    if d not in HEAD_DIMS or dtype not in DTYPES or heads // groups > 16:
-        raise ValueError(f"no decode in FA3's order for {heads}/{groups} heads of {d} in {dtype}")
     o = torch.empty_like(q) if out is None else out
-    n, chunk, group = TILES[d], chunk or CHUNKS[d], heads // groups
-    tiles = triton.cdiv(min(few.table.shape[1], few.chunks * chunk), n)
-    work = _Work.allocate(q, tiles, n, few.chunks)
+    _check(q, k_pool, v_pool, table, lengths, o)
+    batch, heads, d = q.shape
+    if not batch:
+        return o
+    groups, n, chunk = k_pool.shape[1], TILES[d], chunk or CHUNKS[d]
+    group, longest = heads // groups, min(table.shape[1], chunks * chunk)
+    tiles = triton.cdiv(longest, n)
+    work = _Work.allocate(q, tiles, n, chunks)
     most = blocks or max(1, _SCORE_BLOCKS * multiprocessors(q.device) // (groups * batch))
     log2, log = _factors(scale)
-    launch, lengths, stride = launch or _LAUNCH, few.lengths, tiles * n
+    launch, stride = launch or _LAUNCH, tiles * n
     same = {"H": heads, "enable_fp_fusion": False}
     tiled = same | {"GROUP": group, "N": n}
+    grouped = tiled | {"BLOCK_G": triton.next_power_of_2(group)}
     fa3_scores_kernel[(groups, min(tiles, most), batch)](
-        q, k_pool, few.table, lengths, work.scores, work.tops, q.stride(0), q.stride(1),
-        k_pool.stride(0), k_pool.stride(1), few.table.stride(0), stride, D=d, BLOCK_M=16,
+        q, k_pool, table, lengths, work.scores, work.tops, q.stride(0), q.stride(1),
+        k_pool.stride(0), k_pool.stride(1), table.stride(0), stride, longest, D=d, BLOCK_M=16,
         num_warps=4, num_stages=3, **tiled,
     )  # fmt: skip
     fa3_weights_kernel[(groups, min(tiles, 2 * most), batch)](
-        lengths, work.scores, work.tops, work.ordered, work.weights, work.rescales, stride, log2,
-        BLOCK_G=triton.next_power_of_2(group), TILES=chunk // n, num_warps=2, **tiled,
+        lengths, work.scores, work.tops, work.weights, work.rescales, stride, longest,
+        log2, TILES=chunk // n, num_warps=2, **grouped,
     )  # fmt: skip
-    fa3_chain_kernel[(groups, few.chunks * (d // launch.dv + 1), batch)](
-        v_pool, few.table, lengths, work.tops, work.ordered, work.weights, work.rescales,
-        work.parts, work.ends, v_pool.stride(0), v_pool.stride(1), few.table.stride(0), stride,
-        few.chunks, D=d, DV=launch.dv, CHUNK=chunk, HEADS=_HEADS, num_warps=launch.warps,
-        num_stages=launch.stages, **tiled,
+    fa3_chain_kernel[(groups, chunks * (d // launch.dv + 1), batch)](
+        v_pool, table, lengths, work.scores, work.tops, work.weights, work.rescales,
+        work.parts, work.ends, v_pool.stride(0), v_pool.stride(1), table.stride(0), stride,
+        longest, chunks, D=d, DV=launch.dv, CHUNK=chunk, num_warps=launch.warps,
+        num_stages=launch.stages, **grouped,
     )  # fmt: skip
     fa3_finish_kernel[(heads, batch)](
-        work.parts, work.ends, lengths, sinks, o, o.stride(0), o.stride(1), log, few.chunks, D=d,
-        CHUNK=chunk, UNROLL=min(8, triton.next_power_of_2(few.chunks)), SINKS=sinks is not None,
+        work.parts, work.ends, lengths, sinks, o, o.stride(0), o.stride(1), log, longest, chunks,
+        D=d, CHUNK=chunk, UNROLL=min(8, triton.next_power_of_2(chunks)), SINKS=sinks is not None,
         EXACT=exact, num_warps=1, **same,
     )  # fmt: skip
     return o
+
+
+def _check(q, k_pool, v_pool, table, lengths, o) -> None:
+    """Raise ValueError on what the kernels do not hold."""
+    batch, heads, d = q.shape
+    groups, dtype = k_pool.shape[1], q.dtype
+    if d not in HEAD_DIMS or dtype not in DTYPES or heads % groups or heads > 16 * groups:
+        raise ValueError(f"no decode in FA3's order for {heads}/{groups} heads of {d} in {dtype}")
+    if any(x.shape[1:] != (groups, d) or x.dtype != dtype for x in (k_pool, v_pool)):
+        raise ValueError(f"pools {tuple(k_pool.shape)}, {tuple(v_pool.shape)} do not fit q")
+    if o.shape != q.shape or o.dtype != dtype:
+        raise ValueError(f"o is {tuple(o.shape)} in {o.dtype}, q {tuple(q.shape)} in {dtype}")
+    if any(x.stride(-1) != 1 for x in (q, k_pool, v_pool, table, o)):
+        raise ValueError("q, the pools, the table and o must have stride 1 along their last axis")
+    if len(table) != batch or len(lengths) != batch:
+        raise ValueError(
+            f"{len(table)} rows of the table, {len(lengths)} lengths, {batch} requests"
+        )
 
 
 class _Work(NamedTuple):
     """What the kernels leave for the next one: see the header."""
 
     scores: torch.Tensor
-    tops: torch.Tensor
-    ordered: torch.Tensor
     weights: torch.Tensor
+    tops: torch.Tensor
     rescales: torch.Tensor
     parts: torch.Tensor
     ends: torch.Tensor
@@ -161,14 +175,10 @@ class _Work(NamedTuple):
     @classmethod
     def allocate(cls, q: torch.Tensor, tiles: int, n: int, chunks: int) -> _Work:
         batch, heads, d = q.shape
-        keys, short = (batch, heads, tiles * n), (batch, heads, tiles)
-        full = {"dtype": torch.float32, "device": q.device}
-        return cls(
-            scores=torch.empty(keys, **full),
-            tops=torch.empty(short, **full),
-            ordered=torch.empty(keys, **full),
-            weights=torch.empty(keys, dtype=q.dtype, device=q.device),
-            rescales=torch.empty(short, **full),
-            parts=torch.empty((batch, chunks, heads, d), **full),
-            ends=torch.empty((2, batch, chunks, heads), **full),
+        weights = torch.empty((batch, heads, tiles * n), dtype=q.dtype, device=q.device)
+        shapes = (batch, heads, tiles), (batch, chunks, heads, d), (2, batch, chunks, heads)
+        scores = torch.empty_like(weights, dtype=torch.float32)
+        tops, parts, ends = (
+            torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes
         )
+        return cls(scores, weights, tops, torch.empty_like(tops), parts, ends)

@@ -51,7 +51,7 @@ class Request:
 
 def lengths(tile: int, split: int) -> tuple[int, ...]:
     """Both sides of a tile and of a split, and beyond two: few, since their memory adds up."""
-    edges = (tile - 1, tile, tile + 1, split - 1, split, split + 1)
+    edges = (tile - 1, tile, tile + 1, 2 * tile + 1, split - 1, split, split + 1)
     return (1, *edges, 2 * split + 1)
 
 
@@ -105,8 +105,13 @@ def _others(of: Sequence[int], group: int, short: int) -> Iterator[Steps]:
     yield "among short ones", [(i, n, n) for i, n in few], False
     for i, n in (every[0], every[len(every) // 2], every[-1]):
         yield "alone", [(i, n, n)], False
-        yield "in decode alone", [(i, n, 1)], True
+    yield "in decode alone", [(*every[-1], 1)], True
     yield "in decode", [(i, n, 1) for i, n in every], True
+    # Alone and by twos, since few requests may have a kernel of their own.
+    for i, n in few:
+        yield "in decode alone", [(i, n, 1)], True
+    for one, two in zip(few, few[1:], strict=False):
+        yield "in decode of two", [(*one, 1), (*two, 1)], True
     yield "in decode of a half", [(i, n // 2 + 1, 1) for i, n in every], True
     # So many that no request is shared out, and one of them long.
     many = [(i, n, 1) for i, n in every if n <= of[1]] * 40

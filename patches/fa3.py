@@ -44,12 +44,13 @@ def _call(original):
             return o, lse
 
         if isinstance(plan, fa3_decode.Few):
+            table, lengths = given["page_table"], given["cache_seqlens"]
             if not given.get("softcap"):
-                pools, scale = (k_cache.squeeze(1), v_cache.squeeze(1)), given["softmax_scale"]
-                return fa3_decode.decode_attention(q, *pools, plan, scale, **ends)
-            capacity = len(q) * plan.chunks
-            chunk = fa3.CHUNKS[q.shape[-1]]
-            plan = fa3.plan_decode(plan.lengths, plan.table, chunk, capacity)
+                pools, where = (k_cache.squeeze(1), v_cache.squeeze(1)), (table, lengths)
+                scale = given["softmax_scale"]
+                return fa3_decode.decode_attention(q, *pools, *where, plan.chunks, scale, **ends)
+            chunk, capacity = fa3.CHUNKS[q.shape[-1]], len(q) * plan.chunks
+            plan = fa3.plan_decode(lengths, table, chunk, capacity)
         if isinstance(plan, fa3.Chunked):
             return fa3.decode_attention(one, q, plan, **ends)
         if isinstance(plan, fa3_extend.Extend):
@@ -141,7 +142,7 @@ def decode_plan(lengths: list[int], on_gpu: Any, table: Any, heads: Any) -> Any:
     from sgl_det.kernels.fa3_decode import plan_few
 
     longest, chunk = max(lengths, default=0), CHUNKS[heads.d]
-    few = plan_few(on_gpu, table, longest, heads)
+    few = plan_few(on_gpu, longest, heads)
     if few or longest <= chunk:
         return few or WHOLE
     return plan_decode(on_gpu, table, chunk, sum(chunks_of(n, chunk) for n in lengths))
@@ -181,7 +182,7 @@ def _in_graph(original):
         lengths, table = metadata.cache_seqlens_int32, metadata.page_table
         chunked = getattr(self, CHUNKED, False)
         longest = self.max_context_len if chunked else chunk
-        plan = plan_few(lengths, table, longest, _heads(self)) or WHOLE
+        plan = plan_few(lengths, longest, _heads(self)) or WHOLE
         if chunked and plan is WHOLE:
             capacity = len(lengths) * fa3.chunks_of(longest, chunk)
             capacity = min(capacity, len(lengths) + more_chunks(self))

@@ -125,15 +125,18 @@ def test_few_requests_take_the_kernel_of_the_whole_gpu(server, monkeypatch, plan
     usual = server.attention(server.batch())
     taken = []
 
-    def plan_few(lengths, table, longest, heads):
+    def plan_few(lengths, longest, heads):
         taken.append(heads)
-        return Few(lengths, table, chunks_of(longest, CHUNK))
+        return Few(chunks_of(longest, CHUNK))
 
     monkeypatch.setattr(fa3_decode, "plan_few", plan_few)
     monkeypatch.setattr(fa3_decode, "decode_attention", lambda q, *args, **ends: (args, ends))
     server.backend.sgl_det_chunked = True
-    (k, v, few, scale), ends = server.attention(server.batch(), plan=plan, softmax_scale=0.5)
-    assert few.chunks >= max(LENGTHS) // CHUNK and scale == 0.5 and set(ends) == {"sinks", "out"}
+    (k, v, table, lengths, chunks, scale), ends = server.attention(
+        server.batch(), plan=plan, softmax_scale=0.5
+    )
+    assert chunks >= max(LENGTHS) // CHUNK and scale == 0.5 and set(ends) == {"sinks", "out"}
+    assert lengths.tolist() == list(LENGTHS) and len(table) == len(LENGTHS)
     assert k.shape == v.shape and k.dim() == 3
     assert (taken[0].queries, taken[0].keys, taken[0].d) == (H, G, 64)
     server.asked.clear()

@@ -87,6 +87,12 @@ def test_row_names_the_fastest_bitwise_kernel(tmp_path, arms, kernel, ratio):
     assert (row["us"] is None) == (kernel is None)
 
 
+def test_the_time_of_auto_stands_beside_its_row(tmp_path):
+    arms = {"upstream": [8.0, None], "auto": [4.0, None], "served": [10.0, 0]}
+    (row,) = made(tmp_path, case(arms, op="flashinfer prefill"))["rows"]
+    assert (row["auto_us"], row["ratio"], row["kernel"]) == (4.0, 0.8, "served")
+
+
 def test_geometric_mean():
     assert kernels_json.geomean([0.5, 2.0, 8.0]) == 2.0
     assert kernels_json.geomean([]) is None

@@ -11,13 +11,13 @@ from .compile_targets import SHARED_KIB, Case
 HOPPER = 90
 POINTERS = {
     **dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "weights_ptr", "o_ptr"), "*bf16"),
-    **dict.fromkeys(("scores_ptr", "tops_ptr", "ordered_ptr", "rescales_ptr"), "*fp32"),
-    **dict.fromkeys(("parts_ptr", "ends_ptr"), "*fp32"),
+    **dict.fromkeys(("scores_ptr", "tops_ptr", "rescales_ptr", "parts_ptr", "ends_ptr"), "*fp32"),
     **dict.fromkeys(("table_ptr", "lengths_ptr"), "*i32"),
 }
 KERNELS = ("scores", "weights", "chain", "finish")
 # heads, group, head size
 HEADS = {"qwen3-8b": (32, 4, 128), "qwen2.5-7b": (28, 7, 128), "llama-1b": (32, 4, 64)}
+HEADS["qwen3-32b"] = (64, 8, 128)
 
 
 def case(name: str, heads: str) -> Case:
@@ -26,7 +26,6 @@ def case(name: str, heads: str) -> Case:
     launch, n, chunk = fa3_decode._LAUNCH, fa3_decode.TILES[d], fa3_decode.CHUNKS[d]
     sizes = {"H": h, "GROUP": group, "D": d, "N": n, "BLOCK_M": 16, "TILES": chunk // n}
     sizes |= {"BLOCK_G": 1 << (group - 1).bit_length(), "DV": launch.dv, "CHUNK": chunk}
-    sizes |= {"HEADS": fa3_decode._HEADS}
     constexprs = sizes | {"UNROLL": 1, "SINKS": False, "EXACT": False, "sinks_ptr": None}
     names = [p.name for p in kernel.params]
     kinds = {"log": "fp32", "log2": "fp32", "chunks": "i32"}

@@ -10,6 +10,7 @@ import torch
 from sgl_det.kernels import fa3_chunks
 from sgl_det.kernels.attention_proof import Heads
 from sgl_det.kernels.fa3_decode import Few, Launch, decode_attention, plan_few
+from sgl_det.kernels.graph_timing import captured
 from sgl_det.testing import assert_bitwise_equal
 
 from .interpreter import ACTIVE, DEVICE, MARKS, pick
@@ -18,14 +19,17 @@ pytestmark = [*MARKS, pytest.mark.usefixtures("nan_filled_empty")]
 BF16 = torch.bfloat16
 # heads, key heads, head size
 SHAPES = pick(
-    gpu=[(32, 8, 128), (28, 4, 128), (4, 4, 64), (16, 2, 64), (14, 2, 64), (16, 1, 128)],
+    gpu=[
+        *[(32, 8, 128), (28, 4, 128), (4, 4, 64), (16, 2, 64), (14, 2, 64), (16, 1, 128)],
+        *[(64, 8, 128), (40, 8, 128)],
+    ],
     interpreter=[(6, 2, 64)],
 )
 shapes = pytest.mark.parametrize("shape", SHAPES, ids=str)
-CHUNK = pick(gpu=4096, interpreter=256)
-# One key, both sides of a tile, of a chunk and of two.
+CHUNK = pick(gpu=4096, interpreter=512)
+# One key, both sides of a tile, of a chunk and of two; chunks of an odd number of tiles.
 LENGTHS = pick(
-    gpu=[1, 127, 128, 129, 1000, 4095, 4096, 4097, 8193, 20000], interpreter=[1, 256, 300]
+    gpu=[1, 127, 128, 129, 257, 1000, 4095, 4096, 4097, 8193, 20000], interpreter=[1, 385, 600]
 )
 
 
@@ -46,16 +50,16 @@ class Case:
             row[: len(mine)] = mine
         self.q, self.k, self.v, self.table = (x.to(DEVICE) for x in (2 * q, k, v, table))
 
-    def few(self, requests, chunk=CHUNK):
-        lengths = torch.tensor([self.lengths[i] for i in requests]).int().to(DEVICE)
-        chunks = max(fa3_chunks.chunks_of(self.lengths[i], chunk) for i in requests)
-        return Few(lengths, self.table[list(requests)].contiguous(), chunks)
-
     def decode(self, requests=None, chunk=CHUNK, **how):
-        requests = range(len(self.lengths)) if requests is None else requests
-        q, few = self.q[list(requests)].contiguous(), self.few(requests, chunk)
+        requests = list(range(len(self.lengths)) if requests is None else requests)
+        chunks = max(fa3_chunks.chunks_of(self.lengths[i], chunk) for i in requests)
+        where = self.table[requests].contiguous(), self.on_gpu(requests)
         how |= {"exact": ACTIVE, "chunk": chunk}
-        return decode_attention(q, self.k, self.v, few, self.d**-0.5, **how)
+        q = self.q[requests].contiguous()
+        return decode_attention(q, self.k, self.v, *where, chunks, self.d**-0.5, **how)
+
+    def on_gpu(self, requests):
+        return torch.tensor([self.lengths[i] for i in requests]).int().to(DEVICE)
 
     def exact(self, i):
         """Request i in float64: [H, D]."""
@@ -64,6 +68,28 @@ class Case:
         k, v = (x.repeat_interleave(len(q) // x.shape[1], dim=1) for x in (k, v))
         p = torch.softmax(torch.einsum("hd,shd->hs", q, k) * self.d**-0.5, dim=1)
         return torch.einsum("hs,shd->hd", p, v)
+
+
+def _spread(case):
+    """Queries and keys whose columns differ by 2^16, so that most rescales are 0."""
+    columns = torch.exp2(torch.linspace(-8, 8, case.d, device=DEVICE)).to(BF16)
+    case.q.mul_(columns)
+
+
+def _sink_like(case):
+    """One key a request that a hundred times outweighs the others."""
+    first = case.table[:, 0].long()
+    case.k[first] *= 100
+
+
+def _cancelling(case):
+    """Values that come in pairs of a large number and its negative, and small ones between."""
+    case.v[0::3] *= 4096
+    case.v[1::3] = -case.v[0::3][: len(case.v[1::3])]
+
+
+DATA = {"normal": lambda case: None}
+DATA |= {"spread": _spread, "sink-like": _sink_like, "cancelling": _cancelling}
 
 
 @shapes
@@ -96,58 +122,125 @@ def test_the_size_of_a_chunk_shows():
 
 
 def test_a_sink_takes_its_share():
-    case = Case(SHAPES[0])
+    case = Case(SHAPES[0], LENGTHS[:2])
     sinks = torch.linspace(-1, 2, SHAPES[0][0], device=DEVICE)
     with_none = case.decode(sinks=torch.full_like(sinks, float("-inf")))
     assert_bitwise_equal(with_none, case.decode(), "a sink of -inf")
     assert case.decode(sinks=sinks).abs().sum() < case.decode().abs().sum()
 
 
-@pytest.mark.skipif(ACTIVE, reason="FA3 needs its GPU")
-@shapes
-def test_the_bits_are_those_of_fa3(shape):
-    flash_attn = pytest.importorskip("sgl_kernel.flash_attn")
-    case = Case(shape)
-    heads, groups, d = shape
-    sinks = torch.linspace(-1, 2, heads, device=DEVICE)
-    told = partial(fa3_chunks.told_longest, d, heads // groups)
-
-    def call(q, s, out):
-        o, lse, *_ = flash_attn.flash_attn_with_kvcache(
-            q=q,
-            k_cache=case.k.unsqueeze(1),
-            v_cache=case.v.unsqueeze(1),
-            page_table=s.table,
-            cache_seqlens=s.lengths,
-            cu_seqlens_q=s.starts,
-            max_seqlen_q=told(s.longest),
-            softmax_scale=d**-0.5,
-            causal=s.causal,
-            num_splits=1,
-            return_softmax_lse=True,
-        )
-        return o, lse
-
-    few = case.few(range(len(LENGTHS)))
-    capacity = sum(fa3_chunks.chunks_of(n, CHUNK) for n in LENGTHS)
-    plan = fa3_chunks.plan_decode(few.lengths, few.table, CHUNK, capacity)
-    for name, some in (("no sink", None), ("sinks", sinks)):
-        want = fa3_chunks.decode_attention(call, case.q, plan, sinks=some)
-        assert_bitwise_equal(case.decode(sinks=some), want, f"{shape} {name}")
-
-
 def test_what_is_planned():
-    lengths, table = torch.ones(2, dtype=torch.int32, device=DEVICE), torch.zeros(2, 9)
+    lengths = Lengths([5, 7])
     of = {"queries": 32, "keys": 8, "d": 128, "dtype": BF16}
-    plan = plan_few(lengths, table, 4096, Heads(**of))
-    assert (plan is None) if ACTIVE else (plan.chunks == 1 and plan.table is table)
+    assert plan_few(lengths, 4096, Heads(**of)) == Few(1)
+    assert plan_few(lengths, 4097, Heads(**of)) is None
     for other in ({"keys": 16}, {"d": 256}, {"dtype": torch.float16}, {"queries": 256}):
-        assert plan_few(lengths, table, 4096, Heads(**of | other)) is None
-    assert plan_few(lengths, table, 4097, Heads(**of)) is None
+        assert plan_few(lengths, 4096, Heads(**of | other)) is None
+    lengths.is_cuda = False
+    assert plan_few(lengths, 4096, Heads(**of)) is None
 
 
-def test_what_is_not_held_is_refused():
+class Lengths(list):
+    """So many requests on a GPU."""
+
+    is_cuda = True
+
+
+def test_keys_beyond_the_chunks_are_not_seen():
+    """A graph for one chunk that meets a longer request leaves memory alone."""
+    case = Case(SHAPES[0], [CHUNK + 100])
+    of_one = Case(SHAPES[0], [CHUNK])
+    of_one.q, of_one.k, of_one.v, of_one.table = case.q, case.k, case.v, case.table
+    long = torch.full((1,), CHUNK + 100, dtype=torch.int32, device=DEVICE)
+    where, scale = (case.table, long), case.d**-0.5
+    how = {"exact": ACTIVE, "chunk": CHUNK}
+    found = decode_attention(case.q, case.k, case.v, *where, 1, scale, **how)
+    assert_bitwise_equal(found, of_one.decode(), "the first chunk")
+
+
+def test_a_request_without_keys_gets_zeros_and_goes_where_it_is_told():
     case = Case(SHAPES[0])
-    case.q = case.q.half()
-    with pytest.raises(ValueError, match="float16"):
-        case.decode()
+    lengths, out = case.on_gpu(range(len(LENGTHS))), torch.empty_like(case.q)
+    lengths[0] = 0
+    where, chunks = (case.table, lengths), fa3_chunks.chunks_of(max(LENGTHS), CHUNK)
+    how = {"exact": ACTIVE, "chunk": CHUNK, "out": out}
+    o = decode_attention(case.q, case.k, case.v, *where, chunks, case.d**-0.5, **how)
+    assert o is out and not o[0].any()
+    assert_bitwise_equal(o[1:], case.decode()[1:], "the others")
+
+
+@pytest.mark.parametrize(
+    "wrong, match",
+    [
+        ({"q": lambda x: x.half()}, "float16"),
+        ({"k": lambda x: x[:, :1]}, "heads|pools"),
+        ({"v": lambda x: x.float()}, "pools"),
+        ({"table": lambda x: x[:1]}, "rows of the table"),
+        ({"table": lambda x: x.T.contiguous().T}, "stride 1"),
+    ],
+    ids=["dtype", "key heads", "values", "requests", "strides"],
+)
+def test_what_is_not_held_is_refused(wrong, match):
+    case = Case(SHAPES[0])
+    for name, change in wrong.items():
+        setattr(case, name, change(getattr(case, name)))
+    where = case.table, case.on_gpu(range(len(LENGTHS)))
+    with pytest.raises(ValueError, match=match):
+        decode_attention(case.q, case.k, case.v, *where, 1, case.d**-0.5)
+
+
+if not ACTIVE:
+    # FA3 needs its GPU.
+
+    def fa3(case, lengths, sinks=None):
+        """The same rows by FA3 itself, in chunks."""
+        from sgl_kernel.flash_attn import flash_attn_with_kvcache
+
+        told = partial(fa3_chunks.told_longest, case.d, case.q.shape[1] // case.k.shape[1])
+
+        def call(q, s, out):
+            o, lse, *_ = flash_attn_with_kvcache(
+                q=q,
+                k_cache=case.k.unsqueeze(1),
+                v_cache=case.v.unsqueeze(1),
+                page_table=s.table,
+                cache_seqlens=s.lengths,
+                cu_seqlens_q=s.starts,
+                max_seqlen_q=told(s.longest),
+                softmax_scale=case.d**-0.5,
+                causal=s.causal,
+                num_splits=1,
+                return_softmax_lse=True,
+            )
+            return o, lse
+
+        capacity = sum(fa3_chunks.chunks_of(int(n), CHUNK) for n in lengths)
+        plan = fa3_chunks.plan_decode(lengths, case.table, CHUNK, capacity)
+        return fa3_chunks.decode_attention(call, case.q, plan, sinks=sinks)
+
+    @shapes
+    @pytest.mark.parametrize("data", DATA)
+    def test_the_bits_are_those_of_fa3(shape, data):
+        case = Case(shape)
+        DATA[data](case)
+        sinks = torch.linspace(-1, 2, shape[0], device=DEVICE)
+        for name, some in (("no sink", None), ("sinks", sinks)):
+            want = fa3(case, case.on_gpu(range(len(LENGTHS))), some)
+            assert_bitwise_equal(case.decode(sinks=some), want, f"{shape} {data} {name}")
+
+    @pytest.mark.parametrize("batch", [1, 2])
+    def test_a_graph_holds_what_serves(batch):
+        """Captured with one key a request and a table for the longest context, then replayed."""
+        case = Case((32, 8, 128), [4096] * batch)
+        case.table = torch.nn.functional.pad(case.table, (0, 40960 - 4096))
+        lengths = torch.ones(batch, dtype=torch.int32, device=DEVICE)
+        where, scale = (case.table, lengths), case.d**-0.5
+        found = []
+        graph = captured(
+            [lambda: found.append(decode_attention(case.q, case.k, case.v, *where, 1, scale))]
+        )
+        for n in (1, 127, 128, 129, 257, 4095, 4096, 1):
+            lengths.fill_(n)
+            lengths[0] = min(n, 129)
+            graph.replay()
+            assert_bitwise_equal(found[-1], fa3(case, lengths), f"{n} keys")

@@ -33,10 +33,11 @@ def test_waits_on_the_stream_change_no_bit(tmp_path):
             assert "the forward pass waits" in server.log.read_text(errors="replace")
 
 
-def test_control_waits_bring_a_race_to_light(tmp_path):
-    """The tokens of a pass are overwritten a moment after it begins."""
+def test_control_a_race_shows(tmp_path):
+    """The tokens of a pass are overwritten a moment after it begins: waits do not hide it."""
     env = ENV | {"SGL_DET_TEST_RACE": "1"}
     (server,) = gpu_servers(FLAGS, tmp_path, env, backends=("triton",)).values()
     with running([server], 400):
-        report = run_probe(server.url, quick=True, axes=AXES[:1], progress=False, limit_s=90)
-    assert not report.passed, report.table()
+        report = run_probe(server.url, quick=True, axes=AXES[:2], progress=False, limit_s=90)
+        assert "the forward pass waits" in server.log.read_text(errors="replace")
+    assert sum(row.mismatches for row in report.rows), report.table()

@@ -11,12 +11,12 @@ SGL_DET_TEST_OUT, where one is named.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import requests
@@ -77,8 +77,25 @@ def started_on_gpu(tmp_path_factory):
             server.stop()
 
 
-def answer(url: str, length: int) -> tuple[str, int]:
-    """Token ids and log-probabilities after so many tokens, and how often they were retracted."""
+class Answer(NamedTuple):
+    """Token ids and log-probabilities, of each token, and how often the request was retracted."""
+
+    tokens: list[object]
+    retractions: int
+
+
+class Differing(NamedTuple):
+    """Lengths of prompts: all whose bits differ, and those that were retracted and differ later.
+
+    Later: beyond the first token, whose log-probability stock may lose where it retracts.
+    """
+
+    all: list[int]
+    retracted: list[int]
+
+
+def answer(url: str, length: int) -> Answer:
+    """What follows a prompt of so many tokens."""
     rng = random.Random(length)
     body = {
         "input_ids": [rng.randrange(256) for _ in range(length)],
@@ -87,12 +104,12 @@ def answer(url: str, length: int) -> tuple[str, int]:
         "top_logprobs_num": 3,
     }
     meta = requests.post(f"{url}/generate", json=body, timeout=300).json()["meta_info"]
-    told = json.dumps([meta["output_token_logprobs"], meta["output_top_logprobs"]])
-    return told, meta["num_retractions"]
+    told = zip(meta["output_token_logprobs"], meta["output_top_logprobs"], strict=False)
+    return Answer(list(told), meta["num_retractions"])
 
 
-def differing(url: str, lengths: Sequence[int] = LENGTHS) -> list[int]:
-    """Lengths of the prompts whose bits with the others are not those alone, on a cold cache."""
+def differing(url: str, lengths: Sequence[int] = LENGTHS) -> Differing:
+    """The prompts whose bits with the others are not those alone, on a cold cache."""
     alone = {}
     for length in lengths:
         requests.post(f"{url}/flush_cache", timeout=60).raise_for_status()
@@ -100,29 +117,31 @@ def differing(url: str, lengths: Sequence[int] = LENGTHS) -> list[int]:
     requests.post(f"{url}/flush_cache", timeout=60).raise_for_status()
     with ThreadPoolExecutor(len(lengths)) as pool:
         together = dict(zip(lengths, pool.map(lambda n: answer(url, n), lengths), strict=True))
-    times = {n: count for n, (_, count) in together.items() if count}
+    times = {n: a.retractions for n, a in together.items() if a.retractions}
     print(f"retractions by length of the prompt: {times}")
-    assert not any(count for _, count in alone.values())
+    assert not any(a.retractions for a in alone.values())
     assert len(times) >= 4 and sum(times.values()) >= 10
-    return [n for n in lengths if together[n][0] != alone[n][0]]
+    return Differing(
+        [n for n in lengths if together[n].tokens != alone[n].tokens],
+        [n for n in times if together[n].tokens[1:] != alone[n].tokens[1:]],
+    )
 
 
 def test_retracted_requests_keep_their_bits(servers):
-    assert differing(servers["launch_server"].url) == []
+    assert differing(servers["launch_server"].url).all == []
 
 
 def test_control_stock_changes(servers):
-    """More than the request whose first log-probability it may have lost."""
-    assert len(differing(servers["stock"].url)) > 2
+    assert len(differing(servers["stock"].url).retracted) > 2
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", GPU_BACKENDS)
 def test_retracted_requests_keep_their_bits_on_a_gpu(on_gpu, backend):
-    assert differing(on_gpu[backend].wait_ready(400).url, GPU_LENGTHS) == []
+    assert differing(on_gpu[backend].wait_ready(400).url, GPU_LENGTHS).all == []
 
 
 @pytest.mark.gpu
 def test_control_stock_changes_on_a_gpu(on_gpu):
     """In its deterministic mode, where neighbours change little and prefill differs from decode."""
-    assert differing(on_gpu["stock"].wait_ready(400).url, GPU_LENGTHS) != []
+    assert len(differing(on_gpu["stock"].wait_ready(400).url, GPU_LENGTHS).retracted) > 2
