@@ -4,7 +4,8 @@ FA3 takes a chunk of keys tile after tile in one thread block, so one request le
 idle. Here everything but the chain is computed for all tiles at once: the scores, and then the
 weights, since FA3's running maximum is known from the maxima of the tiles. The chain of rescales
 and sums is left to a thread block for some of the columns of V, and one for the sums of weights. A
-last kernel normalises and merges chunks as `merge_chunks` does. The bits are FA3's.
+last kernel normalises and merges chunks as `merge_chunks` does. The bits are FA3's. Requests of
+several chunks are held, too; no server takes them so yet (`plan_few`).
 
 Shapes      q [B, H, D]   k_pool, v_pool [slots, G, D]   table [B, W] of slots   lengths [B]
             o [B, H, D]; between the kernels, in tiles of N keys: scores and weights [B, H, W'],
@@ -30,6 +31,7 @@ import numpy as np
 import torch
 import triton
 
+from sgl_det.kernels.attention import check
 from sgl_det.kernels.attention_decode import multiprocessors
 from sgl_det.kernels.attention_proof import Heads
 from sgl_det.kernels.fa3_chunks import CHUNKS, TILES, chunks_of
@@ -65,9 +67,8 @@ class Few(NamedTuple):
 def plan_few(lengths: torch.Tensor, longest: int, heads: Heads) -> Few | None:
     """The plan of requests of at most ``longest`` keys; None where FA3 is faster, or has to do it.
 
-    lengths [B] on the GPU. Timed on an H200, heads of 128 with 8 key heads, 2048 keys: one request
-    takes FA3 24 us and these kernels 17, two 24 and 19, four 26 and 26; beyond one chunk FA3 is no
-    slower from two requests on. So they take up to 16 pairs of a request and a key head.
+    lengths [B] on the GPU. On an H200, with 8 key heads of 128, these kernels are faster for one
+    request and for two within one chunk; from four on, and beyond one chunk, FA3 is about as fast.
     """
     held = heads.d in HEAD_DIMS and heads.dtype in DTYPES and lengths.is_cuda
     chunks = chunks_of(longest, CHUNKS[heads.d])
@@ -146,16 +147,14 @@ def decode_attention(
 
 def _check(q, k_pool, v_pool, table, lengths, o) -> None:
     """Raise ValueError on what the kernels do not hold."""
-    batch, heads, d = q.shape
-    groups, dtype = k_pool.shape[1], q.dtype
-    if d not in HEAD_DIMS or dtype not in DTYPES or heads % groups or heads > 16 * groups:
+    heads, d = check(q, k_pool, v_pool)
+    batch, groups, dtype = len(q), k_pool.shape[1], q.dtype
+    if d not in HEAD_DIMS or dtype not in DTYPES or heads > 16 * groups:
         raise ValueError(f"no decode in FA3's order for {heads}/{groups} heads of {d} in {dtype}")
-    if any(x.shape[1:] != (groups, d) or x.dtype != dtype for x in (k_pool, v_pool)):
-        raise ValueError(f"pools {tuple(k_pool.shape)}, {tuple(v_pool.shape)} do not fit q")
     if o.shape != q.shape or o.dtype != dtype:
         raise ValueError(f"o is {tuple(o.shape)} in {o.dtype}, q {tuple(q.shape)} in {dtype}")
-    if any(x.stride(-1) != 1 for x in (q, k_pool, v_pool, table, o)):
-        raise ValueError("q, the pools, the table and o must have stride 1 along their last axis")
+    if table.stride(1) != 1 or o.stride(2) != 1:
+        raise ValueError("the table and o need stride 1 along their last axis")
     if len(table) != batch or len(lengths) != batch:
         raise ValueError(
             f"{len(table)} rows of the table, {len(lengths)} lengths, {batch} requests"
