@@ -17,8 +17,9 @@ Order       of `fa3_chunks`: tiles of N keys from the last to the first with a r
             the keys 2i and 2i + 1 of each eight, one after the other; then (0 + 2) + (1 + 3).
 Bits depend on   D, N, C and the row's own keys - not on B, W, the grid, DV, warps or stages
 
-Source: FlashAttention-3 (Shah et al., 2024, arXiv 2407.08608); the order of its sums was read in
-its machine code and is proven where a server starts. Fusing of products and sums is switched off.
+Source: FlashAttention-3 (Shah et al., 2024, arXiv 2407.08608). Its four sums follow from how the
+matrix unit lays out a row; a test compares the bits with FA3's on the GPU, and so does the proof
+where a server starts. Fusing of products and sums is switched off at launch.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def plan_few(lengths: torch.Tensor, longest: int, heads: Heads) -> Few | None:
     """The plan of requests of at most ``longest`` keys; None where FA3 is faster, or has to do it.
 
     lengths [B] on the GPU. On an H200, with 8 key heads of 128, these kernels are faster for one
-    request and for two within one chunk; from four on, and beyond one chunk, FA3 is about as fast.
+    request and for two within one chunk, and from four on no more. Beyond one chunk a lone request
+    gains at 8192 keys and loses at 32,768, and a CUDA graph has to serve both.
     """
     held = heads.d in HEAD_DIMS and heads.dtype in DTYPES and lengths.is_cuda
     chunks = chunks_of(longest, CHUNKS[heads.d])
