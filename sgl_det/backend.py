@@ -13,7 +13,6 @@ from sgl_det.patch import Patch
 _NOT_REACHED = {
     Axis.SAMPLED: "the noise of a sampled request depends on flags of the whole batch in SGLang",
     Axis.STRUCTURED: "grammar masks have not been tested",
-    Axis.PREEMPTION: "retraction was bitwise, but its control has not yet run on a GPU",
     Axis.CUDA_GRAPH: "graph and eager decode have not been compared",
     Axis.TP_SIZE: "tensor parallelism is refused",
 }
@@ -69,7 +68,12 @@ class Backend:
 
 
 # What holds where prefill, chunks and decode take the keys in one order.
-_ONE_ORDER = _SCHEDULE | {Axis.CHUNKED_PREFILL, Axis.PREFIX_CACHE, Axis.PREFILL_VS_DECODE}
+_ONE_ORDER = _SCHEDULE | {
+    Axis.CHUNKED_PREFILL,
+    Axis.PREFIX_CACHE,
+    Axis.PREFILL_VS_DECODE,
+    Axis.PREEMPTION,
+}
 
 
 def _split(tokens: int) -> Mapping[str, int | None]:
@@ -117,10 +121,8 @@ TORCH_NATIVE = Backend(
         "--attention-backend=torch_native",
     ),
     patches=lambda: patches.for_backend("torch_native"),
-    claims=_ONE_ORDER | {Axis.PREEMPTION},
-    not_claimed=MappingProxyType(
-        {axis: why for axis, why in _NOT_REACHED.items() if axis is not Axis.PREEMPTION}
-    ),
+    claims=_ONE_ORDER,
+    not_claimed=MappingProxyType(_NOT_REACHED),
     dtypes=frozenset({"bfloat16", "float16", "float32"}),
     limits=("machines without a GPU",),
 )
