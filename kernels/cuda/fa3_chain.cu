@@ -1,0 +1,290 @@
+// FA3's chain over the scores of one new token a request: weights, their sums, and what they make
+// of V, for one request, key head and chunk of keys, and for DV columns of V.
+//
+// Shapes, dtypes and order are those of `fa3_decode.py`. FW warps fetch V, the last tile first,
+// before the scores are there; PW warps turn scores into weights, a tile each in turn; VW warps, of
+// 16 columns each, take FA3's chain over the tiles, and one warp its sums. In the product, V's
+// columns are on the side of the matrix unit that has 16 rows, and the query heads on the one that
+// has 8. No bit follows DV, STAGES or the warps.
+//
+// Compiled with D, GROUP (query heads a key head, at most 8), C (keys a chunk), DV (a multiple of
+// 16), STAGES (tiles of V in flight, a multiple of 4) and SINGLE: 1 where a request has one chunk,
+// whose end is taken here, else 0.
+
+#ifndef EMULATED
+#include "primitives.cuh"
+#endif
+
+namespace {
+
+constexpr int N = 128; // keys a tile
+constexpr int VW = DV / 16, PW = 8, FW = 4;
+constexpr int FIRST_P = VW, SUM = VW + PW, FIRST_F = SUM + 1;
+constexpr int THREADS = 32 * (FIRST_F + FW);
+constexpr int TILES = C / N;
+// A warp that fetches has its stages to itself: a barrier tells a phase from the next one only.
+static_assert(GROUP <= 8 && DV % 16 == 0 && STAGES % FW == 0, "held by the caller");
+
+struct alignas(128) Shared {
+    u16 v[STAGES][DV / 8][N][8];
+    Words p[TILES][4][GROUP][4]; // of 32 keys: 2i, 2i + 1, and the same of each eight after it
+    int slots[C];
+    float shift[TILES][8]; // the running maximum, times log2
+    float rescale[TILES][8];
+    float tops[TILES][8]; // maxima of tiles
+    float top[8], total[8];
+    u64 full[STAGES], empty[STAGES], weighed[TILES];
+};
+
+// A tile of V: DV / 8 planes of [N][8].
+DEVICE void fetch_values(u16 (*to)[N][8], const u16 *v, u32 stride, const int *slots, int keys,
+                         int lane) {
+    constexpr int PLANES = DV / 8, PIECES = N * PLANES / 32;
+#pragma unroll
+    for (int begin = 0; begin < PIECES; begin += 8) {
+        u32 slot[8];
+#pragma unroll
+        for (int m = 0; m < 8; m++) {
+            const int key = ((begin + m) * 32 + lane) / PLANES;
+            slot[m] = key < keys ? slots[key] : 0;
+        }
+#pragma unroll
+        for (int m = 0; m < 8; m++) {
+            const int at = (begin + m) * 32 + lane, key = at / PLANES, plane = at % PLANES;
+            copy_16(to[plane][key], v + (u64)slot[m] * stride + plane * 8, key < keys);
+        }
+    }
+}
+
+// All tiles of V, each warp in its turn; a stage is filled again once the chain has done with it.
+DEVICE void fetch(Shared &s, const u16 *v, u32 stride, int tiles, int keys, int warp, int lane) {
+    for (int m = warp; m < tiles; m += FW) {
+        const int tile = tiles - 1 - m, stage = m % STAGES;
+        if (m >= STAGES) wait_for(&s.empty[stage], m / STAGES - 1);
+        fetch_values(s.v[stage], v, stride, s.slots + tile * N, keys - tile * N, lane);
+        arrive_with_copies(&s.full[stage]);
+    }
+}
+
+// The weights of all tiles, each warp in its turn.
+DEVICE void weigh(Shared &s, const float *scores, long long stride, float log2, int tiles, int warp,
+                  int lane) {
+    constexpr int ITEMS = 16 * GROUP, ROUNDS = (ITEMS + 31) / 32;
+    for (int tile = tiles - 1 - warp; tile >= 0; tile -= PW) {
+        Pair x[ROUNDS][4];
+#pragma unroll
+        for (int m = 0; m < ROUNDS; m++) {
+            const int at = m * 32 + lane, head = at / 4 % GROUP, part = at / 4 / GROUP;
+            const float *from = scores + head * stride + tile * N + part * 32 + at % 4 * 2;
+#pragma unroll
+            for (int y = 0; y < 4; y++)
+                if (at < ITEMS) x[m][y] = *(const Pair *)(from + 8 * y);
+        }
+#pragma unroll
+        for (int m = 0; m < ROUNDS; m++) {
+            const int at = m * 32 + lane, head = at / 4 % GROUP, part = at / 4 / GROUP;
+            if (at >= ITEMS) continue;
+            const float shift = -s.shift[tile][head];
+            u32 p[4];
+#pragma unroll
+            for (int y = 0; y < 4; y++)
+                p[y] = rounded(power_of_two(fused(x[m][y].x, log2, shift)),
+                               power_of_two(fused(x[m][y].y, log2, shift)));
+            s.p[tile][part][head][at % 4] = {p[0], p[1], p[2], p[3]};
+        }
+        sync_warp();
+        if (lane == 0) arrive(&s.weighed[tile]);
+    }
+}
+
+struct Tile {
+    Words p[N / 32];
+    u32 v[N / 16][4];
+    float rescale[2];
+};
+
+// Keys 32m to 32m + 31 of a tile, for V's 16 columns from a plane on.
+DEVICE void take(Tile &to, const Shared &s, int plane, int stage, int tile, int m, int lane) {
+    const int head = lane / 4 < GROUP ? lane / 4 : GROUP - 1;
+    if (!m)
+        for (int y = 0; y < 2; y++) to.rescale[y] = s.rescale[tile][lane % 4 * 2 + y];
+    to.p[m] = s.p[tile][m][head][lane % 4];
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+        matrices_transposed(to.v[2 * m + half],
+                            s.v[stage][plane + lane / 8 % 2][32 * m + 16 * half + lane / 16 * 8 +
+                                                             lane % 8]);
+}
+
+// acc: columns lane / 4 and 8 + lane / 4 of V for heads 2i and 2i + 1, i = lane % 4.
+DEVICE void add_values(float (&acc)[4], const Tile &t, int m) {
+    if (!m)
+#pragma unroll
+        for (int x = 0; x < 4; x++) acc[x] = times(acc[x], t.rescale[x % 2]);
+    multiply(acc, t.v[2 * m], t.p[m].x, t.p[m].y);
+    multiply(acc, t.v[2 * m + 1], t.p[m].z, t.p[m].w);
+}
+
+DEVICE void chain(float (&acc)[4], Shared &s, int plane, int tiles, int lane) {
+    Tile now;
+    wait_for(&s.full[0], 0);
+    wait_for(&s.weighed[tiles - 1], 0);
+#pragma unroll
+    for (int y = 0; y < N / 32; y++) take(now, s, plane, 0, tiles - 1, y, lane);
+    for (int tile = tiles - 1, stage = 0, phase = 0; tile >= 0; tile--) {
+        // The stage of this tile is in registers: it is free for another.
+        sync_warp();
+        if (lane == 0) arrive(&s.empty[stage]);
+        // At the end, once more the same: it is not used.
+        const int next = tile ? tile - 1 : 0;
+        if (tile && ++stage == STAGES) stage = 0, phase++;
+        wait_for(&s.full[stage], phase);
+        wait_for(&s.weighed[next], 0);
+        Tile ahead;
+#pragma unroll
+        for (int y = 0; y < N / 32; y++) {
+            take(ahead, s, plane, stage, next, y, lane);
+            add_values(acc, now, y);
+        }
+        now = ahead;
+    }
+}
+
+// The sum of a head of lane / 4: lane i of four takes keys 2i, 2i + 1 of each eight.
+DEVICE float sum_of(const Shared &s, const float *scores, int head, float log2, int tiles) {
+    float sum = 0.0f;
+    Pair ahead[N / 8];
+#pragma unroll
+    for (int y = 0; y < N / 8; y++) ahead[y] = *(const Pair *)(scores + (tiles - 1) * N + 8 * y);
+    for (int tile = tiles - 1; tile >= 0; tile--) {
+        Pair now[N / 8];
+        const float *from = scores + (tile ? tile - 1 : 0) * N, shift = -s.shift[tile][head];
+#pragma unroll
+        for (int y = 0; y < N / 8; y++) {
+            now[y].x = power_of_two(fused(ahead[y].x, log2, shift));
+            now[y].y = power_of_two(fused(ahead[y].y, log2, shift));
+            ahead[y] = *(const Pair *)(from + 8 * y);
+        }
+        // FA3 adds a tile's first weight by one rounding with the rescale.
+        sum = fused(sum, s.rescale[tile][head], now[0].x);
+        sum = add(sum, now[0].y);
+#pragma unroll
+        for (int y = 1; y < N / 8; y++) sum = add(add(sum, now[y].x), now[y].y);
+    }
+    sum = add(sum, from_lane_xor(sum, 2));
+    return add(sum, from_lane_xor(sum, 1));
+}
+
+// FA3's running maximum after each tile, and what a tile rescales by. By all but who fetch.
+DEVICE void run_maxima(Shared &s, const float *tops, long long stride, float log2, int tiles,
+                       int thread) {
+    constexpr int MANY = 32 * FIRST_F;
+    for (int at = thread; at < TILES * GROUP; at += MANY) {
+        const int tile = at % TILES, head = at / TILES;
+        s.tops[tile][head] = tile < tiles ? tops[head * stride + tile] : -infinity();
+    }
+    sync_some<1, MANY>();
+    for (int at = thread; at < TILES * GROUP; at += MANY) {
+        const int tile = at / GROUP, head = at % GROUP;
+        float before = -infinity();
+#pragma unroll
+        for (int later = 1; later < TILES; later++) {
+            const float top = s.tops[later][head];
+            if (later > tile) before = larger(before, top);
+        }
+        const float top = larger(before, s.tops[tile][head]);
+        s.shift[tile][head] = times(top, log2);
+        s.rescale[tile][head] = power_of_two(times(add(before, -top), log2));
+        if (!tile) s.top[head] = top;
+    }
+    sync_some<1, MANY>();
+}
+
+} // namespace
+
+extern "C" KERNEL void fa3_chain(const u16 *v, const int *table, const int *lengths,
+                                 const float *scores, const float *tops, float *parts, float *ends,
+                                 u16 *o, long long stride_vs, long long stride_vg,
+                                 long long stride_table, long long stride_scores,
+                                 long long stride_ot, long long stride_oh, int groups, int longest,
+                                 int chunks, int batch, float log2) {
+    SHARED_MEMORY
+    Shared &s = *reinterpret_cast<Shared *>(shared);
+    const int piece = blockIdx.x, g = blockIdx.y % groups, chunk = blockIdx.y / groups;
+    const int b = blockIdx.z, thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    const int head = lane / 4, i = lane % 4, begin = chunk * C;
+
+    // Slots before it is known how many are needed: one wait less.
+    const int known = longest - begin < C ? longest - begin : C;
+    const int *mine = table + b * stride_table + begin;
+    int slots[(C + THREADS - 1) / THREADS];
+#pragma unroll
+    for (int x = 0; x < (C + THREADS - 1) / THREADS; x++) {
+        const int at = x * THREADS + thread;
+        slots[x] = at < known ? mine[at] : 0;
+    }
+    const int length = lengths[b] < longest ? lengths[b] : longest;
+    const int column = piece * DV + warp * 16; // of a warp that takes the chain
+    u16 *out = o + b * stride_ot + (g * GROUP + head) * stride_oh + column + 2 * i;
+    let_next_kernel_begin();
+    if (begin >= length) {
+        if (SINGLE && warp < VW && head < GROUP) *(u32 *)out = 0, *(u32 *)(out + 8) = 0;
+        return;
+    }
+    if (thread < STAGES) {
+        prepare(&s.full[thread], 32);
+        prepare(&s.empty[thread], VW);
+    }
+    if (thread < TILES) prepare(&s.weighed[thread], 1);
+#pragma unroll
+    for (int x = 0; x < (C + THREADS - 1) / THREADS; x++) {
+        const int at = x * THREADS + thread;
+        if (at < C) s.slots[at] = slots[x];
+    }
+    const int keys = length - begin < C ? length - begin : C, tiles = (keys + N - 1) / N;
+    sync_block();
+
+    float acc[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    const long long out_row = ((long long)b * chunks + chunk) * groups * GROUP + g * GROUP;
+    if (warp >= FIRST_F) {
+        fetch(s, v + g * stride_vg + piece * DV, stride_vs, tiles, keys, warp - FIRST_F, lane);
+    } else {
+        wait_for_kernel();
+        const long long row = ((long long)b * groups + g) * GROUP;
+        const float *here = scores + row * stride_scores + begin;
+        const long long per_row = stride_scores / N;
+        run_maxima(s, tops + row * per_row + begin / N, per_row, log2, tiles, thread);
+        if (warp < VW) {
+            chain(acc, s, warp * 2, tiles, lane);
+        } else if (warp < SUM) {
+            weigh(s, here, stride_scores, log2, tiles, warp - FIRST_P, lane);
+        } else if (SINGLE || piece == 0) {
+            const int h = head < GROUP ? head : GROUP - 1;
+            const float total = sum_of(s, here + h * stride_scores + 2 * i, h, log2, tiles);
+            if (head < GROUP && i == 0) {
+                s.total[head] = total;
+                if (!SINGLE) {
+                    const long long size = (long long)batch * chunks * groups * GROUP;
+                    ends[out_row + head] = s.top[head];
+                    ends[size + out_row + head] = total;
+                }
+            }
+        }
+    }
+    if (SINGLE) sync_block();
+    if (warp >= VW) return;
+    if (SINGLE) {
+        const float once = reciprocal(s.total[2 * i]), twice = reciprocal(s.total[2 * i + 1]);
+#pragma unroll
+        for (int y = 0; y < 2; y++) {
+            const u32 both =
+                transposed(rounded(times(acc[2 * y], once), times(acc[2 * y + 1], twice)));
+            if (head < GROUP) *(u32 *)(out + 8 * y) = both;
+        }
+    } else {
+#pragma unroll
+        for (int y = 0; y < 4; y++)
+            if (2 * i + y % 2 < GROUP)
+                parts[(out_row + 2 * i + y % 2) * D + column + y / 2 * 8 + lane / 4] = acc[y];
+    }
+}
