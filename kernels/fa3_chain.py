@@ -18,8 +18,9 @@ from sgl_det.kernels.fa3_chunks import TILES
 
 SOURCE, ARCH = "fa3_chain.cu", "sm_90a"
 MOST_GROUP = 8
-# Warps of a thread block that weigh, sum and fetch.
-_OTHERS = 8 + 1 + 4
+# Warps of a thread block that weigh and fetch, and with the one that sums.
+_WEIGH, _FETCH = 8, 4
+_OTHERS = _WEIGH + 1 + _FETCH
 
 
 class Launch(NamedTuple):
@@ -54,8 +55,9 @@ def shared_bytes(d: int, group: int, chunk: int, launch: Launch) -> int:
     n = TILES[d]
     tiles = chunk // n
     values = launch.stages * n * launch.dv * 2
-    rest = 4 * (chunk + 3 * tiles * 8 + 16) + 8 * (2 * launch.stages + tiles)
-    return -(-(values + chunk * group * 2 + rest) // 128) * 128
+    weights = group * (chunk * 2 + _WEIGH * (n + 8) * 4)
+    rest = 4 * (chunk + 3 * tiles * 8 + 16) + 8 * (2 * launch.stages + tiles + _WEIGH)
+    return -(-(values + weights + rest) // 128) * 128
 
 
 def attend(

@@ -28,12 +28,13 @@ static_assert(GROUP <= 8 && DV % 16 == 0 && STAGES % FW == 0, "held by the calle
 struct alignas(128) Shared {
     u16 v[STAGES][DV / 8][N][8];
     Words p[TILES][4][GROUP][4]; // of 32 keys: 2i, 2i + 1, and the same of each eight after it
+    float full_weights[PW][GROUP][N + 8]; // in fp32; padded, so that heads lie in other banks
     int slots[C];
     float shift[TILES][8]; // the running maximum, times log2
     float rescale[TILES][8];
     float tops[TILES][8]; // maxima of tiles
     float top[8], total[8];
-    u64 full[STAGES], empty[STAGES], weighed[TILES];
+    u64 full[STAGES], empty[STAGES], weighed[TILES], summed[PW];
 };
 
 // A tile of V: DV / 8 planes of [N][8].
@@ -66,31 +67,28 @@ DEVICE void fetch(Shared &s, const u16 *v, u32 stride, int tiles, int keys, int 
     }
 }
 
-// The weights of all tiles, each warp in its turn.
-DEVICE void weigh(Shared &s, const float *scores, long long stride, float log2, int tiles, int warp,
-                  int lane) {
-    constexpr int ITEMS = 16 * GROUP, ROUNDS = (ITEMS + 31) / 32;
-    for (int tile = tiles - 1 - warp; tile >= 0; tile -= PW) {
-        Pair x[ROUNDS][4];
+// The weights of all tiles, each warp in its turn: in bf16 for the chain and, where this thread
+// block sums them, in fp32. Lane j takes keys 4j to 4j + 3 of a tile.
+DEVICE void weigh(Shared &s, const float *scores, long long stride, float log2, int tiles, bool sums,
+                  int warp, int lane) {
+    for (int tile = tiles - 1 - warp, turn = 0; tile >= 0; tile -= PW, turn++) {
+        Four x[GROUP];
 #pragma unroll
-        for (int m = 0; m < ROUNDS; m++) {
-            const int at = m * 32 + lane, head = at / 4 % GROUP, part = at / 4 / GROUP;
-            const float *from = scores + head * stride + tile * N + part * 32 + at % 4 * 2;
+        for (int head = 0; head < GROUP; head++)
+            x[head] = *(const Four *)(scores + head * stride + tile * N + 4 * lane);
+        if (sums && turn) wait_for(&s.summed[warp], turn - 1);
 #pragma unroll
-            for (int y = 0; y < 4; y++)
-                if (at < ITEMS) x[m][y] = *(const Pair *)(from + 8 * y);
-        }
-#pragma unroll
-        for (int m = 0; m < ROUNDS; m++) {
-            const int at = m * 32 + lane, head = at / 4 % GROUP, part = at / 4 / GROUP;
-            if (at >= ITEMS) continue;
+        for (int head = 0; head < GROUP; head++) {
             const float shift = -s.shift[tile][head];
-            u32 p[4];
-#pragma unroll
-            for (int y = 0; y < 4; y++)
-                p[y] = rounded(power_of_two(fused(x[m][y].x, log2, shift)),
-                               power_of_two(fused(x[m][y].y, log2, shift)));
-            s.p[tile][part][head][at % 4] = {p[0], p[1], p[2], p[3]};
+            Four &p = x[head];
+            p.x = power_of_two(fused(p.x, log2, shift));
+            p.y = power_of_two(fused(p.y, log2, shift));
+            p.z = power_of_two(fused(p.z, log2, shift));
+            p.w = power_of_two(fused(p.w, log2, shift));
+            if (sums) *(Four *)&s.full_weights[warp][head][4 * lane] = p;
+            Words *to = s.p[tile][lane / 8][head] + lane % 2 * 2;
+            to[0].of[lane / 2 % 4] = rounded(p.x, p.y);
+            to[1].of[lane / 2 % 4] = rounded(p.z, p.w);
         }
         sync_warp();
         if (lane == 0) arrive(&s.weighed[tile]);
@@ -121,8 +119,8 @@ DEVICE void add_values(float (&acc)[4], const Tile &t, int m) {
     if (!m)
 #pragma unroll
         for (int x = 0; x < 4; x++) acc[x] = times(acc[x], t.rescale[x % 2]);
-    multiply(acc, t.v[2 * m], t.p[m].x, t.p[m].y);
-    multiply(acc, t.v[2 * m + 1], t.p[m].z, t.p[m].w);
+    multiply(acc, t.v[2 * m], t.p[m].of[0], t.p[m].of[1]);
+    multiply(acc, t.v[2 * m + 1], t.p[m].of[2], t.p[m].of[3]);
 }
 
 DEVICE void chain(float (&acc)[4], Shared &s, int plane, int tiles, int lane) {
@@ -150,26 +148,30 @@ DEVICE void chain(float (&acc)[4], Shared &s, int plane, int tiles, int lane) {
     }
 }
 
-// The sum of a head of lane / 4: lane i of four takes keys 2i, 2i + 1 of each eight.
-DEVICE float sum_of(const Shared &s, const float *scores, int head, float log2, int tiles) {
+// The weights that a sum takes of the m-th tile from the last; whoever weighs may then go on.
+DEVICE void take_weights(Pair (&to)[N / 8], Shared &s, int m, int tiles, int head, int lane) {
+    wait_for(&s.weighed[tiles - 1 - m], 0);
+#pragma unroll
+    for (int y = 0; y < N / 8; y++)
+        to[y] = *(const Pair *)&s.full_weights[m % PW][head][8 * y + lane % 4 * 2];
+    sync_warp();
+    if (lane == 0) arrive(&s.summed[m % PW]);
+}
+
+// The sum of a head: lane i of four takes keys 2i, 2i + 1 of each eight.
+DEVICE float sum_of(Shared &s, int head, int tiles, int lane) {
     float sum = 0.0f;
-    Pair ahead[N / 8];
-#pragma unroll
-    for (int y = 0; y < N / 8; y++) ahead[y] = *(const Pair *)(scores + (tiles - 1) * N + 8 * y);
-    for (int tile = tiles - 1; tile >= 0; tile--) {
-        Pair now[N / 8];
-        const float *from = scores + (tile ? tile - 1 : 0) * N, shift = -s.shift[tile][head];
-#pragma unroll
-        for (int y = 0; y < N / 8; y++) {
-            now[y].x = power_of_two(fused(ahead[y].x, log2, shift));
-            now[y].y = power_of_two(fused(ahead[y].y, log2, shift));
-            ahead[y] = *(const Pair *)(from + 8 * y);
-        }
+    Pair now[N / 8], ahead[N / 8];
+    take_weights(now, s, 0, tiles, head, lane);
+    for (int m = 0; m < tiles; m++) {
+        if (m + 1 < tiles) take_weights(ahead, s, m + 1, tiles, head, lane);
         // FA3 adds a tile's first weight by one rounding with the rescale.
-        sum = fused(sum, s.rescale[tile][head], now[0].x);
+        sum = fused(sum, s.rescale[tiles - 1 - m][head], now[0].x);
         sum = add(sum, now[0].y);
 #pragma unroll
         for (int y = 1; y < N / 8; y++) sum = add(add(sum, now[y].x), now[y].y);
+#pragma unroll
+        for (int y = 0; y < N / 8; y++) now[y] = ahead[y];
     }
     sum = add(sum, from_lane_xor(sum, 2));
     return add(sum, from_lane_xor(sum, 1));
@@ -236,6 +238,7 @@ extern "C" KERNEL void fa3_chain(const u16 *v, const int *table, const int *leng
         prepare(&s.empty[thread], VW);
     }
     if (thread < TILES) prepare(&s.weighed[thread], 1);
+    if (thread < PW) prepare(&s.summed[thread], 1);
 #pragma unroll
     for (int x = 0; x < (C + THREADS - 1) / THREADS; x++) {
         const int at = x * THREADS + thread;
@@ -254,13 +257,13 @@ extern "C" KERNEL void fa3_chain(const u16 *v, const int *table, const int *leng
         const float *here = scores + row * stride_scores + begin;
         const long long per_row = stride_scores / N;
         run_maxima(s, tops + row * per_row + begin / N, per_row, log2, tiles, thread);
+        const bool sums = SINGLE || piece == 0;
         if (warp < VW) {
             chain(acc, s, warp * 2, tiles, lane);
         } else if (warp < SUM) {
-            weigh(s, here, stride_scores, log2, tiles, warp - FIRST_P, lane);
-        } else if (SINGLE || piece == 0) {
-            const int h = head < GROUP ? head : GROUP - 1;
-            const float total = sum_of(s, here + h * stride_scores + 2 * i, h, log2, tiles);
+            weigh(s, here, stride_scores, log2, tiles, sums, warp - FIRST_P, lane);
+        } else if (sums) {
+            const float total = sum_of(s, head < GROUP ? head : GROUP - 1, tiles, lane);
             if (head < GROUP && i == 0) {
                 s.total[head] = total;
                 if (!SINGLE) {

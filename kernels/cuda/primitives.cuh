@@ -8,7 +8,8 @@ typedef unsigned short u16;
 
 // What a load or a store moves at once.
 struct alignas(8) Pair { float x, y; };
-struct alignas(16) Words { u32 x, y, z, w; };
+struct alignas(16) Four { float x, y, z, w; };
+struct alignas(16) Words { u32 of[4]; };
 
 #define DEVICE __device__ __forceinline__
 #define KERNEL __global__ __launch_bounds__(THREADS)

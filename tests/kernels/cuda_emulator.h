@@ -16,7 +16,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef unsigned short u16;
 struct alignas(8) Pair { float x, y; };
-struct alignas(16) Words { u32 x, y, z, w; };
+struct alignas(16) Four { float x, y, z, w; };
+struct alignas(16) Words { u32 of[4]; };
 struct Place { int x = 0, y = 0, z = 0; };
 
 #define DEVICE static inline
