@@ -1,4 +1,4 @@
-"""Compiling by NVRTC: once for each source and options, and with the compiler's words in an error."""
+"""Compiling by NVRTC: once a source and its options, and with the compiler's words in an error."""
 
 from __future__ import annotations
 
