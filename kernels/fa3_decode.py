@@ -40,6 +40,8 @@ from sgl_det.kernels.fa3_chunks import CHUNKS, TILES, chunks_of
 from sgl_det.kernels.fa3_decode_kernels import fa3_finish_kernel, fa3_scores_kernel
 
 HEAD_DIMS, DTYPES = (64, 128), (torch.bfloat16,)
+# The most requests times key heads that are few, of one chunk each and of several.
+_PAIRS, _PAIRS_OF_CHUNKS = 16, 0
 # Thread blocks that score, a multiprocessor.
 _SCORE_BLOCKS = 2
 
@@ -60,9 +62,8 @@ def plan_few(lengths: torch.Tensor, longest: int, heads: Heads) -> Few | None:
     held = heads.d in HEAD_DIMS and heads.dtype in DTYPES and lengths.is_cuda
     held &= heads.queries <= fa3_chain.MOST_GROUP * heads.keys
     chunks = chunks_of(longest, CHUNKS[heads.d])
-    if not held or chunks > 1 or len(lengths) * heads.keys > 16:
-        return None
-    return Few(chunks)
+    few = len(lengths) * heads.keys <= (_PAIRS if chunks == 1 else _PAIRS_OF_CHUNKS)
+    return Few(chunks) if held and few else None
 
 
 @cache
