@@ -7,9 +7,10 @@
 from __future__ import annotations
 
 import json
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from sgl_det.kernels.proof_cache import version_of
 
 
 class CaseFile:
@@ -50,11 +51,4 @@ class CaseFile:
 def upstream() -> dict[str, str | None]:
     """Versions of the packages whose kernels are the baselines of norms and attention."""
     names = {"sgl_kernel": "sglang-kernel", "flashinfer": "flashinfer-python", "sglang": "sglang"}
-    return {name: _version(package) for name, package in names.items()}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    return {name: version_of(package) for name, package in names.items()}

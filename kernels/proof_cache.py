@@ -42,7 +42,7 @@ def machine() -> dict[str, Any]:
         "cublas": _cublas_version(),
         "torch": torch.__version__,
         "triton": triton.__version__,
-        "deep_gemm": _version("sgl-deep-gemm"),
+        "deep_gemm": version_of("sgl-deep-gemm"),
         "sources": _digest_of_sources(),
     }
 
@@ -93,7 +93,8 @@ def _digest_of_sources() -> str:
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def _version(distribution: str) -> str | None:
+def version_of(distribution: str) -> str | None:
+    """Its installed version, or None."""
     from importlib import metadata
 
     try:
@@ -103,4 +104,4 @@ def _version(distribution: str) -> str | None:
 
 
 def _cublas_version() -> str | None:
-    return _version("nvidia-cublas") or _version("nvidia-cublas-cu12")
+    return version_of("nvidia-cublas") or version_of("nvidia-cublas-cu12")

@@ -54,9 +54,10 @@ class Case:
         sizes = (len(lengths), heads), (slots, groups), (slots, groups)
         q, k, v = (torch.randn(*size, self.d, generator=made).to(BF16) for size in sizes)
         places = torch.randperm(slots, generator=made).int()
-        # Past its keys, a table points at slots that hold NaN.
+        # Past its keys, a table points at a slot that holds NaN.
+        self.beyond = int(places[-1])
         table = places[-1].repeat(len(lengths), max(lengths))
-        k[places[-1]], v[places[-1]] = float("nan"), float("nan")
+        k[self.beyond], v[self.beyond] = float("nan"), float("nan")
         for row, mine in zip(table, places[: sum(lengths)].split(lengths), strict=True):
             row[: len(mine)] = mine
         self.q, self.k, self.v, self.table = (x.to(DEVICE) for x in (2 * q, k, v, table))
@@ -95,12 +96,24 @@ def _sink_like(case):
 
 def _cancelling(case):
     """Values that come in pairs of a large number and its negative, and small ones between."""
+    case.v[case.beyond] = 0
     case.v[0::3] *= 4096
     case.v[1::3] = -case.v[0::3][: len(case.v[1::3])]
+    case.v[case.beyond] = float("nan")
 
 
 DATA = {"normal": lambda case: None}
 DATA |= {"spread": _spread, "sink-like": _sink_like, "cancelling": _cancelling}
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("data", DATA)
+def test_no_nan_is_among_the_keys(data, seed):
+    """Where all is NaN, all bits are equal; seeds put the slot beyond the keys in other places."""
+    case = Case(SHAPES[0], LENGTHS[:3], seed)
+    DATA[data](case)
+    assert case.k[case.beyond].isnan().all() and case.v[case.beyond].isnan().all()
+    assert all(case.exact(i).isfinite().all() for i in range(3))
 
 
 @shapes
