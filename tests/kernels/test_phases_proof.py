@@ -48,6 +48,9 @@ def test_one_order_passes():
     [
         (lambda step, new, n: 4 if step.decode else 8, "in decode alone"),
         (lambda step, new, n: 4 if step.decode and len(step.new) > 1 else 8, "in decode"),
+        (lambda step, new, n: 4 if step.decode and len(step.new) == 2 else 8, "in decode of two"),
+        # Of one length only, neither the shortest nor the longest.
+        (lambda step, new, n: 4 if step.decode and step.lengths == [8] else 8, "in decode alone"),
         (lambda step, new, n: 4 if len(step.new) == 1 and not step.decode else 8, "alone"),
         (lambda step, new, n: 8 if new == n or step.decode else 4, "after a half of it"),
         (lambda step, new, n: 4 if step.decode and len(step.new) > 40 else 8, "of many"),
@@ -71,5 +74,5 @@ def test_a_table_holds_nothing_past_the_keys_that_could_be_read():
 
 
 def test_lengths_straddle_tiles_and_splits():
-    edges = {1, 127, 128, 129, 4095, 4096, 4097, 8193}
+    edges = {1, 127, 128, 129, 257, 4095, 4096, 4097, 8193}
     assert edges <= set(lengths(128, 4096)) and max(lengths(128, 4096)) > 2 * 4096
