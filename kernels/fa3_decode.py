@@ -5,7 +5,7 @@ idle. Here a first kernel takes the scores of all tiles at once. The maxima of t
 running maximum, so that a second one, `fa3_chain`, has all weights at once; to its thread blocks,
 each for some of the columns of V, the chain of rescales and sums is left. Where a request has
 several chunks or a sink, a last kernel normalises and merges as `merge_chunks` does. The bits are
-FA3's. Requests of several chunks are held, too; no server takes them so yet (`plan_few`).
+FA3's.
 
 Shapes      q [B, H, D]   k_pool, v_pool [slots, G, D]   table [B, W] of slots   lengths [B]
             o [B, H, D]; between the kernels, in tiles of N keys: scores [B, H, W'] and their maxima
@@ -41,9 +41,11 @@ from sgl_det.kernels.fa3_decode_kernels import fa3_finish_kernel, fa3_scores_ker
 
 HEAD_DIMS, DTYPES = (64, 128), (torch.bfloat16,)
 # The most requests times key heads that are few, of one chunk each and of several.
-_PAIRS, _PAIRS_OF_CHUNKS = 16, 0
+_PAIRS, _PAIRS_OF_CHUNKS = 64, 16
+# Chunks of a request for which a graph has thread blocks, which cost time where they are idle.
+_MOST_CHUNKS = 64
 # Thread blocks that score, a multiprocessor.
-_SCORE_BLOCKS = 2
+_SCORE_BLOCKS = 4
 
 
 class Few(NamedTuple):
@@ -55,13 +57,14 @@ class Few(NamedTuple):
 def plan_few(lengths: torch.Tensor, longest: int, heads: Heads) -> Few | None:
     """The plan of requests of at most ``longest`` keys; None where FA3 is faster, or has to do it.
 
-    lengths [B] on the GPU. On an H200, with 8 key heads of 128, these kernels are faster for one
-    request and for two within one chunk, and from four on no more. Beyond one chunk a lone request
-    gains at 8192 keys and loses at 32,768, and a CUDA graph has to serve both.
+    lengths [B] on the GPU. On an H200, with 8 key heads of 128, these kernels are faster for up to
+    eight requests within one chunk. Beyond it they are for one, and for two up to 8192 keys; four
+    of 32,768 lose, and a CUDA graph serves long and short.
     """
     held = heads.d in HEAD_DIMS and heads.dtype in DTYPES and lengths.is_cuda
     held &= heads.queries <= fa3_chain.MOST_GROUP * heads.keys
     chunks = chunks_of(longest, CHUNKS[heads.d])
+    held &= chunks <= _MOST_CHUNKS
     few = len(lengths) * heads.keys <= (_PAIRS if chunks == 1 else _PAIRS_OF_CHUNKS)
     return Few(chunks) if held and few else None
 
@@ -86,7 +89,7 @@ def decode_attention(
     out: torch.Tensor | None = None,
     chunk: int | None = None,
     blocks: int | None = None,
-    launch: fa3_chain.Launch | None = None,
+    launch: fa3_chain.Launch = fa3_chain.LAUNCH,
     exact: bool = False,
 ) -> torch.Tensor:
     """Attention of one row a request over all its keys -> o [B, H, D].
@@ -112,9 +115,8 @@ def decode_attention(
     fa3_scores_kernel[(groups, min(tiles, most), batch)](
         q, k_pool, table, lengths, scores, tops, q.stride(0), q.stride(1), k_pool.stride(0),
         k_pool.stride(1), table.stride(0), scores.stride(1), longest, GROUP=group, D=d, N=n,
-        BLOCK_M=16, num_warps=4, num_stages=3, **same,
+        BLOCK_M=16, num_warps=4, num_stages=2, **same,
     )  # fmt: skip
-    launch = launch or fa3_chain.launch_for(batch * groups * chunks, d)
     how = {"chunks": chunks, "chunk": chunk, "launch": launch}
     fa3_chain.attend(v_pool, table, lengths, scores, tops, parts, ends, o, longest, log2, **how)
     if not single:

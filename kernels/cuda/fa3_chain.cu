@@ -18,7 +18,7 @@
 namespace {
 
 constexpr int N = 128; // keys a tile
-constexpr int VW = DV / 16, PW = 8, FW = 4;
+constexpr int VW = DV / 16, PW = 7, FW = 4; // sixteen with the sum, where DV is 64
 constexpr int FIRST_P = VW, SUM = VW + PW, FIRST_F = SUM + 1;
 constexpr int THREADS = 32 * (FIRST_F + FW);
 constexpr int TILES = C / N;
@@ -26,7 +26,7 @@ constexpr int TILES = C / N;
 static_assert(GROUP <= 8 && DV % 16 == 0 && STAGES % FW == 0, "held by the caller");
 
 struct alignas(128) Shared {
-    u16 v[STAGES][DV / 8][N][8];
+    u16 v[STAGES][N][DV + 8]; // padded, so that eight rows lie in other banks
     Words p[TILES][4][GROUP][4]; // of 32 keys: 2i, 2i + 1, and the same of each eight after it
     float full_weights[PW][GROUP][N + 8]; // in fp32; padded, so that heads lie in other banks
     int slots[C];
@@ -37,22 +37,22 @@ struct alignas(128) Shared {
     u64 full[STAGES], empty[STAGES], weighed[TILES], summed[PW];
 };
 
-// A tile of V: DV / 8 planes of [N][8].
-DEVICE void fetch_values(u16 (*to)[N][8], const u16 *v, u32 stride, const int *slots, int keys,
+// A tile of V, in pieces of eight columns.
+DEVICE void fetch_values(u16 (*to)[DV + 8], const u16 *v, u32 stride, const int *slots, int keys,
                          int lane) {
-    constexpr int PLANES = DV / 8, PIECES = N * PLANES / 32;
+    constexpr int MANY = DV / 8, TURNS = N * MANY / 32;
 #pragma unroll
-    for (int begin = 0; begin < PIECES; begin += 8) {
+    for (int begin = 0; begin < TURNS; begin += 8) {
         u32 slot[8];
 #pragma unroll
         for (int m = 0; m < 8; m++) {
-            const int key = ((begin + m) * 32 + lane) / PLANES;
+            const int key = ((begin + m) * 32 + lane) / MANY;
             slot[m] = key < keys ? slots[key] : 0;
         }
 #pragma unroll
         for (int m = 0; m < 8; m++) {
-            const int at = (begin + m) * 32 + lane, key = at / PLANES, plane = at % PLANES;
-            copy_16(to[plane][key], v + (u64)slot[m] * stride + plane * 8, key < keys);
+            const int at = (begin + m) * 32 + lane, key = at / MANY, column = at % MANY * 8;
+            copy_16(to[key] + column, v + (u64)slot[m] * stride + column, key < keys);
         }
     }
 }
@@ -101,77 +101,101 @@ struct Tile {
     float rescale[2];
 };
 
-// Keys 32m to 32m + 31 of a tile, for V's 16 columns from a plane on.
-DEVICE void take(Tile &to, const Shared &s, int plane, int stage, int tile, int m, int lane) {
+// Keys 32m to 32m + 31 of a tile, for V's 16 columns from one on.
+DEVICE void take(Tile &to, const Shared &s, int column, int stage, int tile, int m, int lane) {
     const int head = lane / 4 < GROUP ? lane / 4 : GROUP - 1;
     if (!m)
         for (int y = 0; y < 2; y++) to.rescale[y] = s.rescale[tile][lane % 4 * 2 + y];
     to.p[m] = s.p[tile][m][head][lane % 4];
+    const int key = 32 * m + lane / 16 * 8 + lane % 8, side = column + lane / 8 % 2 * 8;
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        matrices_transposed(to.v[2 * m + half],
-                            s.v[stage][plane + lane / 8 % 2][32 * m + 16 * half + lane / 16 * 8 +
-                                                             lane % 8]);
+        matrices_transposed(to.v[2 * m + half], s.v[stage][key + 16 * half] + side);
 }
 
-// acc: columns lane / 4 and 8 + lane / 4 of V for heads 2i and 2i + 1, i = lane % 4.
+// acc: columns lane / 4 and 8 + lane / 4 of V for heads 2i and 2i + 1, i = lane % 4; keys 16m on.
 DEVICE void add_values(float (&acc)[4], const Tile &t, int m) {
-    if (!m)
-#pragma unroll
-        for (int x = 0; x < 4; x++) acc[x] = times(acc[x], t.rescale[x % 2]);
-    multiply(acc, t.v[2 * m], t.p[m].of[0], t.p[m].of[1]);
-    multiply(acc, t.v[2 * m + 1], t.p[m].of[2], t.p[m].of[3]);
+    multiply(acc, t.v[m], t.p[m / 2].of[m % 2 * 2], t.p[m / 2].of[m % 2 * 2 + 1]);
 }
 
-DEVICE void chain(float (&acc)[4], Shared &s, int plane, int tiles, int lane) {
-    Tile now;
+// One tile, and the next one is taken meanwhile: what is waited for here, or read, hides behind the
+// matrix unit, of which each product needs the one before it. After the last tile nothing is taken.
+DEVICE void step(float (&acc)[4], const Tile &now, Tile &ahead, Shared &s, int column, int tile,
+                 int &stage, int &phase, int lane) {
+    const bool more = tile > 0;
+#pragma unroll
+    for (int x = 0; x < 4; x++) acc[x] = times(acc[x], now.rescale[x % 2]);
+    add_values(acc, now, 0);
+    if (++stage == STAGES) stage = 0, phase++;
+    if (more) wait_for(&s.full[stage], phase);
+    add_values(acc, now, 1);
+    if (more) wait_for(&s.weighed[tile - 1], 0);
+    add_values(acc, now, 2);
+#pragma unroll
+    for (int m = 0; m < N / 32; m++) {
+        if (more) take(ahead, s, column, stage, tile - 1, m, lane);
+        add_values(acc, now, 3 + m);
+    }
+    // The stage is in registers: it is free for another tile.
+    sync_warp();
+    if (more && lane == 0) arrive(&s.empty[stage]);
+    add_values(acc, now, 7);
+}
+
+DEVICE void chain(float (&acc)[4], Shared &s, int column, int tiles, int lane) {
+    static_assert(N == 128, "eight products a tile");
+    Tile even, odd;
+    int tile = tiles - 1, stage = 0, phase = 0;
     wait_for(&s.full[0], 0);
-    wait_for(&s.weighed[tiles - 1], 0);
+    wait_for(&s.weighed[tile], 0);
 #pragma unroll
-    for (int y = 0; y < N / 32; y++) take(now, s, plane, 0, tiles - 1, y, lane);
-    for (int tile = tiles - 1, stage = 0, phase = 0; tile >= 0; tile--) {
-        // The stage of this tile is in registers: it is free for another.
-        sync_warp();
-        if (lane == 0) arrive(&s.empty[stage]);
-        // At the end, once more the same: it is not used.
-        const int next = tile ? tile - 1 : 0;
-        if (tile && ++stage == STAGES) stage = 0, phase++;
-        wait_for(&s.full[stage], phase);
-        wait_for(&s.weighed[next], 0);
-        Tile ahead;
-#pragma unroll
-        for (int y = 0; y < N / 32; y++) {
-            take(ahead, s, plane, stage, next, y, lane);
-            add_values(acc, now, y);
-        }
-        now = ahead;
+    for (int m = 0; m < N / 32; m++) take(even, s, column, 0, tile, m, lane);
+    sync_warp();
+    if (lane == 0) arrive(&s.empty[0]);
+    for (;; tile -= 2) {
+        step(acc, even, odd, s, column, tile, stage, phase, lane);
+        if (tile < 1) break;
+        step(acc, odd, even, s, column, tile - 1, stage, phase, lane);
+        if (tile < 2) break;
     }
 }
 
-// The weights that a sum takes of the m-th tile from the last; whoever weighs may then go on.
-DEVICE void take_weights(Pair (&to)[N / 8], Shared &s, int m, int tiles, int head, int lane) {
+struct Weights {
+    Pair of[N / 8];
+    float rescale;
+};
+
+// What a sum takes of the m-th tile from the last; whoever weighs may then go on.
+DEVICE void take_weights(Weights &to, Shared &s, int m, int tiles, int head, int lane) {
+    if (m >= tiles) return;
     wait_for(&s.weighed[tiles - 1 - m], 0);
+    to.rescale = s.rescale[tiles - 1 - m][head];
 #pragma unroll
     for (int y = 0; y < N / 8; y++)
-        to[y] = *(const Pair *)&s.full_weights[m % PW][head][8 * y + lane % 4 * 2];
+        to.of[y] = *(const Pair *)&s.full_weights[m % PW][head][8 * y + lane % 4 * 2];
     sync_warp();
     if (lane == 0) arrive(&s.summed[m % PW]);
+}
+
+DEVICE void add_weights(float &sum, const Weights &t) {
+    // FA3 adds a tile's first weight by one rounding with the rescale.
+    sum = fused(sum, t.rescale, t.of[0].x);
+    sum = add(sum, t.of[0].y);
+#pragma unroll
+    for (int y = 1; y < N / 8; y++) sum = add(add(sum, t.of[y].x), t.of[y].y);
 }
 
 // The sum of a head: lane i of four takes keys 2i, 2i + 1 of each eight.
 DEVICE float sum_of(Shared &s, int head, int tiles, int lane) {
     float sum = 0.0f;
-    Pair now[N / 8], ahead[N / 8];
-    take_weights(now, s, 0, tiles, head, lane);
-    for (int m = 0; m < tiles; m++) {
-        if (m + 1 < tiles) take_weights(ahead, s, m + 1, tiles, head, lane);
-        // FA3 adds a tile's first weight by one rounding with the rescale.
-        sum = fused(sum, s.rescale[tiles - 1 - m][head], now[0].x);
-        sum = add(sum, now[0].y);
-#pragma unroll
-        for (int y = 1; y < N / 8; y++) sum = add(add(sum, now[y].x), now[y].y);
-#pragma unroll
-        for (int y = 0; y < N / 8; y++) now[y] = ahead[y];
+    Weights even, odd;
+    take_weights(even, s, 0, tiles, head, lane);
+    for (int m = 0; m < tiles; m += 2) {
+        take_weights(odd, s, m + 1, tiles, head, lane);
+        add_weights(sum, even);
+        if (m + 1 == tiles) break;
+        take_weights(even, s, m + 2, tiles, head, lane);
+        add_weights(sum, odd);
     }
     sum = add(sum, from_lane_xor(sum, 2));
     return add(sum, from_lane_xor(sum, 1));
@@ -259,7 +283,7 @@ extern "C" KERNEL void fa3_chain(const u16 *v, const int *table, const int *leng
         run_maxima(s, tops + row * per_row + begin / N, per_row, log2, tiles, thread);
         const bool sums = SINGLE || piece == 0;
         if (warp < VW) {
-            chain(acc, s, warp * 2, tiles, lane);
+            chain(acc, s, warp * 16, tiles, lane);
         } else if (warp < SUM) {
             weigh(s, here, stride_scores, log2, tiles, sums, warp - FIRST_P, lane);
         } else if (sums) {

@@ -56,13 +56,11 @@ def test_it_compiles_without_spills(name, heads):
     assert not built.spills
 
 
-# A request alone, several, many: see `fa3_chain.launch_for`.
-@pytest.mark.parametrize("work", [8, 32, 64])
 @pytest.mark.parametrize("single", [True, False], ids=["one chunk", "chunks"])
 @pytest.mark.parametrize("heads", HEADS)
-def test_the_chain_compiles_without_spills(heads, single, work, tmp_path):
+def test_the_chain_compiles_without_spills(heads, single, tmp_path):
     _, group, d = HEADS[heads]
-    launch = fa3_chain.launch_for(work, d)
+    launch = fa3_chain.LAUNCH
     named = fa3_chain.defines(d, group, CHUNKS[d], single, launch)
     assert fa3_chain.shared_bytes(d, group, CHUNKS[d], launch) <= SHARED_KIB[HOPPER] * 1024
     image = tmp_path / "chain.cubin"
@@ -84,8 +82,7 @@ def test_what_the_compiler_says_is_in_the_error():
 @pytest.mark.parametrize("heads", HEADS)
 def test_the_layout_is_that_of_the_source(heads):
     _, group, d = HEADS[heads]
-    for work in (8, 32, 64):
-        launch = fa3_chain.launch_for(work, d)
+    for launch in (fa3_chain.LAUNCH, fa3_chain.Launch(16, 8)):
         library = cuda_emulator.built(d, group, CHUNKS[d], True, launch)
         assert library.of_threads() == fa3_chain.threads(launch)
         assert library.of_bytes() == fa3_chain.shared_bytes(d, group, CHUNKS[d], launch)
