@@ -21,6 +21,8 @@ from sgl_det.kernels.attention_proof import Heads
 from sgl_det.kernels.fa3_decode import decode_attention, plan_few
 from sgl_det.kernels.flashinfer_order import ORDER, SPLIT
 
+# Keys of the longest request that a server of the model takes.
+CONTEXT = 40_960
 Arms = dict[str, Callable[[], Arm]]
 _SHARED = (1, 4, 16)
 _LAUNCHES = {"128 rows, 3 stages": Launch(128, 8, 3), "64 rows": Launch(64, 4, 3)}
@@ -145,7 +147,9 @@ def fa3_decode(model: str, m: int, n: int) -> Arms:
     plan = fa3_chunks.plan_decode(x.lengths, x.table, chunk, used)
 
     heads = Heads(queries=x.heads, keys=x.groups, d=x.d, dtype=x.q.dtype)
-    few = plan_few(x.lengths, n, heads)
+    # A CUDA graph for more than one chunk holds the longest context.
+    few = plan_few(x.lengths, n if n <= chunk else CONTEXT, heads)
+    wide = torch.nn.functional.pad(x.table, (0, CONTEXT - n))
 
     def in_fa3(layer: int) -> torch.Tensor:
         if n <= chunk:
@@ -154,7 +158,7 @@ def fa3_decode(model: str, m: int, n: int) -> Arms:
 
     def by_all(layer: int) -> torch.Tensor:
         pools = x.k[layer].squeeze(1), x.v[layer].squeeze(1)
-        return decode_attention(x.q, *pools, x.table, x.lengths, few.chunks, x.d**-0.5)
+        return decode_attention(x.q, *pools, wide, x.lengths, few.chunks, x.d**-0.5)
 
     def upstream(layer: int) -> torch.Tensor:
         return x.call(layer, x.q, x.whole, normal=True, made=normal)[0]

@@ -50,8 +50,8 @@ def _flashinfer(d: int, dtype: torch.dtype, arch: int) -> dict[str, str]:
 
 _OURS = ("attention_order.py", "attention.py", "attention_decode.py")
 _FA3 = (
-    *("fa3_chunks.py", "fa3_decode.py", "fa3_decode_kernels.py", "fa3_extend.py"),
-    "merge_chunks.py",
+    *("fa3_chain.py", "fa3_chunks.py", "fa3_decode.py", "fa3_decode_kernels.py", "fa3_extend.py"),
+    *("cuda/fa3_chain.cu", "cuda/primitives.cuh", "merge_chunks.py", "nvrtc.py"),
 )
 _Find = Callable[[int, torch.dtype, int], dict[str, str]]
 _ORDERS: dict[str, tuple[_Find, tuple[str, ...]]] = {

@@ -1,21 +1,21 @@
 """FlashAttention-3's order, computed for few requests of one new token by the whole GPU
 
 FA3 takes a chunk of keys tile after tile in one thread block, so one request leaves most of a GPU
-idle. Here everything but the chain is computed for all tiles at once: the scores, and then the
-weights, since FA3's running maximum is known from the maxima of the tiles. The chain of rescales
-and sums is left to a thread block for some of the columns of V, and one for the sums of weights. A
-last kernel normalises and merges chunks as `merge_chunks` does. The bits are FA3's. Requests of
-several chunks are held, too; no server takes them so yet (`plan_few`).
+idle. Here a first kernel takes the scores of all tiles at once. The maxima of the tiles give FA3's
+running maximum, so that a second one, `fa3_chain`, has all weights at once; to its thread blocks,
+each for some of the columns of V, the chain of rescales and sums is left. Where a request has
+several chunks or a sink, a last kernel normalises and merges as `merge_chunks` does. The bits are
+FA3's.
 
 Shapes      q [B, H, D]   k_pool, v_pool [slots, G, D]   table [B, W] of slots   lengths [B]
-            o [B, H, D]; between the kernels, in tiles of N keys: scores and weights [B, H, W'],
-            tops and rescales [B, H, W' / N]; parts [B, chunks, H, D]; ends, which are maxima and
-            sums, [2, B, chunks, H]
-Dtypes      q, pools, weights, o: bf16; table, lengths int32; everything else fp32
+            o [B, H, D]; between the kernels, in tiles of N keys: scores [B, H, W'] and their maxima
+            tops [B, H, W' / N]; parts [B, chunks, H, D]; ends, which are maxima and sums,
+            [2, B, chunks, H]
+Dtypes      q, pools, o: bf16; table, lengths int32; everything else fp32
 Order       of `fa3_chunks`: tiles of N keys from the last to the first with a running maximum; a
             rescale of sum and values by exp2; p v by the matrix unit. Four sums a row: sum i takes
             the keys 2i and 2i + 1 of each eight, one after the other; then (0 + 2) + (1 + 3).
-Bits depend on   D, N, C and the row's own keys - not on B, W, the grid, DV, warps or stages
+Bits depend on   D, N, C and the row's own keys - not on B, W, the grid or a launch
 
 Source: FlashAttention-3 (Shah et al., 2024, arXiv 2407.08608). Its four sums follow from how the
 matrix unit lays out a row; a test compares the bits with FA3's on the GPU, and so does the proof
@@ -32,31 +32,20 @@ import numpy as np
 import torch
 import triton
 
+from sgl_det.kernels import fa3_chain
 from sgl_det.kernels.attention import check
 from sgl_det.kernels.attention_decode import multiprocessors
 from sgl_det.kernels.attention_proof import Heads
 from sgl_det.kernels.fa3_chunks import CHUNKS, TILES, chunks_of
-from sgl_det.kernels.fa3_decode_kernels import (
-    fa3_chain_kernel,
-    fa3_finish_kernel,
-    fa3_scores_kernel,
-    fa3_weights_kernel,
-)
+from sgl_det.kernels.fa3_decode_kernels import fa3_finish_kernel, fa3_scores_kernel
 
 HEAD_DIMS, DTYPES = (64, 128), (torch.bfloat16,)
+# The most requests times key heads that are few, of one chunk each and of several.
+_PAIRS, _PAIRS_OF_CHUNKS = 64, 16
+# Chunks of a request for which a graph has thread blocks, which cost time where they are idle.
+_MOST_CHUNKS = 64
 # Thread blocks that score, a multiprocessor.
-_SCORE_BLOCKS = 2
-
-
-class Launch(NamedTuple):
-    """Columns of V a thread block, its warps, and tiles in flight. Any choice, the same bits."""
-
-    dv: int
-    warps: int
-    stages: int
-
-
-_LAUNCH = Launch(32, 4, 7)
+_SCORE_BLOCKS = 4
 
 
 class Few(NamedTuple):
@@ -68,15 +57,16 @@ class Few(NamedTuple):
 def plan_few(lengths: torch.Tensor, longest: int, heads: Heads) -> Few | None:
     """The plan of requests of at most ``longest`` keys; None where FA3 is faster, or has to do it.
 
-    lengths [B] on the GPU. On an H200, with 8 key heads of 128, these kernels are faster for one
-    request and for two within one chunk, and from four on no more. Beyond one chunk a lone request
-    gains at 8192 keys and loses at 32,768, and a CUDA graph has to serve both.
+    lengths [B] on the GPU. On an H200, with 8 key heads of 128, these kernels are faster for up to
+    eight requests within one chunk. Beyond it they are for one, and for two up to 8192 keys; four
+    of 32,768 lose, and a CUDA graph serves long and short.
     """
     held = heads.d in HEAD_DIMS and heads.dtype in DTYPES and lengths.is_cuda
+    held &= heads.queries <= fa3_chain.MOST_GROUP * heads.keys
     chunks = chunks_of(longest, CHUNKS[heads.d])
-    if not held or chunks > 1 or len(lengths) * heads.keys > 16 or heads.queries > 16 * heads.keys:
-        return None
-    return Few(chunks)
+    held &= chunks <= _MOST_CHUNKS
+    few = len(lengths) * heads.keys <= (_PAIRS if chunks == 1 else _PAIRS_OF_CHUNKS)
+    return Few(chunks) if held and few else None
 
 
 @cache
@@ -99,7 +89,7 @@ def decode_attention(
     out: torch.Tensor | None = None,
     chunk: int | None = None,
     blocks: int | None = None,
-    launch: Launch | None = None,
+    launch: fa3_chain.Launch = fa3_chain.LAUNCH,
     exact: bool = False,
 ) -> torch.Tensor:
     """Attention of one row a request over all its keys -> o [B, H, D].
@@ -117,41 +107,37 @@ def decode_attention(
     groups, n, chunk = k_pool.shape[1], TILES[d], chunk or CHUNKS[d]
     group, longest = heads // groups, min(table.shape[1], chunks * chunk)
     tiles = triton.cdiv(longest, n)
-    work = _Work.allocate(q, tiles, n, chunks)
+    single = chunks == 1 and sinks is None
+    scores, tops, parts, ends = _work(q, tiles * n, tiles, 0 if single else chunks)
     most = blocks or max(1, _SCORE_BLOCKS * multiprocessors(q.device) // (groups * batch))
     log2, log = _factors(scale)
-    launch, stride = launch or _LAUNCH, tiles * n
-    same = {"H": heads, "enable_fp_fusion": False}
-    tiled = same | {"GROUP": group, "N": n}
-    grouped = tiled | {"BLOCK_G": triton.next_power_of_2(group)}
+    same = {"H": heads, "PDL": _early(q), "enable_fp_fusion": False}
     fa3_scores_kernel[(groups, min(tiles, most), batch)](
-        q, k_pool, table, lengths, work.scores, work.tops, q.stride(0), q.stride(1),
-        k_pool.stride(0), k_pool.stride(1), table.stride(0), stride, longest, D=d, BLOCK_M=16,
-        num_warps=4, num_stages=3, **tiled,
+        q, k_pool, table, lengths, scores, tops, q.stride(0), q.stride(1), k_pool.stride(0),
+        k_pool.stride(1), table.stride(0), scores.stride(1), longest, GROUP=group, D=d, N=n,
+        BLOCK_M=16, num_warps=4, num_stages=2, **same,
     )  # fmt: skip
-    fa3_weights_kernel[(groups, min(tiles, 2 * most), batch)](
-        lengths, work.scores, work.tops, work.weights, work.rescales, stride, longest,
-        log2, TILES=chunk // n, num_warps=2, **grouped,
-    )  # fmt: skip
-    fa3_chain_kernel[(groups, chunks * (d // launch.dv + 1), batch)](
-        v_pool, table, lengths, work.scores, work.tops, work.weights, work.rescales,
-        work.parts, work.ends, v_pool.stride(0), v_pool.stride(1), table.stride(0), stride,
-        longest, chunks, D=d, DV=launch.dv, CHUNK=chunk, num_warps=launch.warps,
-        num_stages=launch.stages, **grouped,
-    )  # fmt: skip
-    fa3_finish_kernel[(heads, batch)](
-        work.parts, work.ends, lengths, sinks, o, o.stride(0), o.stride(1), log, longest, chunks,
-        D=d, CHUNK=chunk, UNROLL=min(8, triton.next_power_of_2(chunks)), SINKS=sinks is not None,
-        EXACT=exact, num_warps=1, **same,
-    )  # fmt: skip
+    how = {"chunks": chunks, "chunk": chunk, "launch": launch}
+    fa3_chain.attend(v_pool, table, lengths, scores, tops, parts, ends, o, longest, log2, **how)
+    if not single:
+        fa3_finish_kernel[(heads, batch)](
+            parts, ends, lengths, sinks, o, o.stride(0), o.stride(1), log, longest, chunks,
+            D=d, CHUNK=chunk, UNROLL=min(8, triton.next_power_of_2(chunks)),
+            SINKS=sinks is not None, EXACT=exact, num_warps=1, launch_pdl=_early(q), **same,
+        )  # fmt: skip
     return o
+
+
+def _early(q: torch.Tensor) -> bool:
+    """Whether a kernel may begin before the one ahead of it has ended."""
+    return q.is_cuda
 
 
 def _check(q, k_pool, v_pool, table, lengths, o) -> None:
     """Raise ValueError on what the kernels do not hold."""
     heads, d = check(q, k_pool, v_pool)
     batch, groups, dtype = len(q), k_pool.shape[1], q.dtype
-    if d not in HEAD_DIMS or dtype not in DTYPES or heads > 16 * groups:
+    if d not in HEAD_DIMS or dtype not in DTYPES or heads > fa3_chain.MOST_GROUP * groups:
         raise ValueError(f"no decode in FA3's order for {heads}/{groups} heads of {d} in {dtype}")
     if o.shape != q.shape or o.dtype != dtype:
         raise ValueError(f"o is {tuple(o.shape)} in {o.dtype}, q {tuple(q.shape)} in {dtype}")
@@ -163,23 +149,9 @@ def _check(q, k_pool, v_pool, table, lengths, o) -> None:
         )
 
 
-class _Work(NamedTuple):
-    """What the kernels leave for the next one: see the header."""
-
-    scores: torch.Tensor
-    weights: torch.Tensor
-    tops: torch.Tensor
-    rescales: torch.Tensor
-    parts: torch.Tensor
-    ends: torch.Tensor
-
-    @classmethod
-    def allocate(cls, q: torch.Tensor, tiles: int, n: int, chunks: int) -> _Work:
-        batch, heads, d = q.shape
-        weights = torch.empty((batch, heads, tiles * n), dtype=q.dtype, device=q.device)
-        shapes = (batch, heads, tiles), (batch, chunks, heads, d), (2, batch, chunks, heads)
-        scores = torch.empty_like(weights, dtype=torch.float32)
-        tops, parts, ends = (
-            torch.empty(shape, dtype=torch.float32, device=q.device) for shape in shapes
-        )
-        return cls(scores, weights, tops, torch.empty_like(tops), parts, ends)
+def _work(q: torch.Tensor, keys: int, tiles: int, chunks: int) -> tuple[torch.Tensor | None, ...]:
+    """scores, tops, parts and ends: what the kernels leave for the next one; see the header."""
+    batch, heads, d = q.shape
+    of_chunks = ((batch, chunks, heads, d), (2, batch, chunks, heads)) if chunks else (None, None)
+    shapes = (batch, heads, keys), (batch, heads, tiles), *of_chunks
+    return tuple(s and torch.empty(s, dtype=torch.float32, device=q.device) for s in shapes)

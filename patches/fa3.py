@@ -181,7 +181,9 @@ def _in_graph(original):
         metadata, chunk = self.forward_metadata, fa3.CHUNKS[self.head_dim]
         lengths, table = metadata.cache_seqlens_int32, metadata.page_table
         chunked = getattr(self, CHUNKED, False)
-        longest = self.max_context_len if chunked else chunk
+        # No request has more keys than the pool.
+        most = min(self.max_context_len, self.token_to_kv_pool.size)
+        longest = most if chunked else chunk
         plan = plan_few(lengths, longest, _heads(self)) or WHOLE
         if chunked and plan is WHOLE:
             capacity = len(lengths) * fa3.chunks_of(longest, chunk)

@@ -7,21 +7,25 @@ from functools import partial
 import pytest
 import torch
 
-from sgl_det.kernels import fa3_chunks
+from sgl_det.kernels import fa3_chain, fa3_chunks
 from sgl_det.kernels.attention_proof import Heads
-from sgl_det.kernels.fa3_decode import Few, Launch, decode_attention, plan_few
+from sgl_det.kernels.fa3_chain import Launch
+from sgl_det.kernels.fa3_decode import Few, decode_attention, plan_few
 from sgl_det.kernels.graph_timing import captured
 from sgl_det.testing import assert_bitwise_equal
 
+from . import cuda_emulator
 from .interpreter import ACTIVE, DEVICE, MARKS, pick
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("nan_filled_empty")]
+if ACTIVE:
+    pytestmark.append(cuda_emulator.needs_compiler)
 BF16 = torch.bfloat16
 # heads, key heads, head size
 SHAPES = pick(
     gpu=[
-        *[(32, 8, 128), (28, 4, 128), (4, 4, 64), (16, 2, 64), (14, 2, 64), (16, 1, 128)],
-        *[(64, 8, 128), (40, 8, 128)],
+        *[(32, 8, 128), (28, 4, 128), (4, 4, 64), (16, 2, 64), (14, 2, 64), (64, 8, 128)],
+        *[(40, 8, 128), (8, 1, 128)],
     ],
     interpreter=[(6, 2, 64)],
 )
@@ -31,6 +35,13 @@ CHUNK = pick(gpu=4096, interpreter=512)
 LENGTHS = pick(
     gpu=[1, 127, 128, 129, 257, 1000, 4095, 4096, 4097, 8193, 20000], interpreter=[1, 385, 600]
 )
+
+
+@pytest.fixture(autouse=True)
+def chain(monkeypatch):
+    """Where Triton is interpreted, the chain is emulated."""
+    if ACTIVE:
+        monkeypatch.setattr(fa3_chain, "attend", cuda_emulator.attend)
 
 
 class Case:
@@ -118,13 +129,25 @@ def test_it_is_near_float64(shape):
 def test_no_bit_follows_the_schedule(shape):
     case = Case(shape)
     want = case.decode()
-    launches = pick(gpu=[(16, 2, 5), (16, 4, 7), (64, 4, 3)], interpreter=[(64, 4, 5)])
+    launches = pick(gpu=[(16, 4), (16, 8), (32, 8), (64, 4)], interpreter=[(16, 4), (32, 8)])
     for launch in launches:
         assert_bitwise_equal(case.decode(launch=Launch(*launch)), want, f"{launch}")
     for blocks in pick(gpu=(1, 2, 100), interpreter=(1,)):
         assert_bitwise_equal(case.decode(blocks=blocks), want, f"{blocks} blocks")
     for i in pick(gpu=range(len(LENGTHS)), interpreter=(1,)):
         assert_bitwise_equal(case.decode([i])[0], want[i], f"{LENGTHS[i]} keys alone")
+
+
+if ACTIVE:
+
+    @pytest.mark.parametrize("lazy", [False, True], ids=["at once", "late"])
+    def test_no_bit_follows_when_copies_arrive(lazy, monkeypatch):
+        """A ring of four stages that a chunk of ten tiles goes through more than twice."""
+        case = Case(SHAPES[0], [1280, 700])
+        how = {"launch": Launch(16, 4), "chunk": 1280}
+        want = case.decode(**how | {"launch": Launch(16, 12)})
+        monkeypatch.setattr(cuda_emulator, "lazy", lazy)
+        assert_bitwise_equal(case.decode(**how), want, "a ring")
 
 
 def test_the_size_of_a_chunk_shows():
@@ -143,11 +166,15 @@ def test_a_sink_takes_its_share():
 
 
 def test_what_is_planned():
-    lengths = Lengths([5, 7])
     of = {"queries": 32, "keys": 8, "d": 128, "dtype": BF16}
-    assert plan_few(lengths, 4096, Heads(**of)) == Few(1)
-    assert plan_few(lengths, 4097, Heads(**of)) is None
-    for other in ({"keys": 16}, {"d": 256}, {"dtype": torch.float16}, {"queries": 256}):
+    for requests, longest, chunks in (
+        (8, 4096, 1), (9, 4096, None), (2, 4097, 2), (2, 64 * 4096, 64), (2, 64 * 4096 + 1, None),
+        (3, 4097, None),
+    ):  # fmt: skip
+        few = plan_few(Lengths([1] * requests), longest, Heads(**of))
+        assert few == (chunks and Few(chunks)), (requests, longest)
+    lengths = Lengths([5, 7])
+    for other in ({"keys": 33}, {"d": 256}, {"dtype": torch.float16}, {"queries": 256}):
         assert plan_few(lengths, 4096, Heads(**of | other)) is None
     lengths.is_cuda = False
     assert plan_few(lengths, 4096, Heads(**of)) is None
