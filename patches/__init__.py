@@ -20,6 +20,7 @@ from sgl_det.patches import (
     launcher,
     logprobs,
     norms,
+    penalties,
     requests,
     routes,
     sampler,
@@ -50,7 +51,7 @@ def for_launcher(ready: Callable[[dict[str, Any]], None]) -> tuple[Patch, ...]:
 
 def for_worker(observer: worker.Observer) -> tuple[Patch, ...]:
     """Patches of every scheduler process."""
-    ours = (*logprobs.patches(), *sampler.patches(), *scheduler.patches())
+    ours = (*logprobs.patches(), *sampler.patches(), *penalties.patches(), *scheduler.patches())
     return (*worker.patches(observer), *ours)
 
 

@@ -39,6 +39,19 @@ def _asking(original):
     return generate_request
 
 
+def _responding(original):
+    @wraps(original)
+    async def create_responses(self, request, raw_request=None):
+        # A stream is open before its request is read; an answer in the background tells no seed.
+        if _of_body(raw_request) is None and request.background:
+            raise ValueError(
+                "seed is missing; a response in the background cannot tell a fresh one"
+            )
+        return await original(self, request, raw_request)
+
+    return create_responses
+
+
 def settle(obj: Any, tokenized: Any) -> None:
     """Give a request that names no seed one, in its message and in its own parameters."""
     from msgspec.structs import asdict
@@ -113,6 +126,13 @@ _TABLE = (
         "198a09f1bde9",
         "each route takes a seed, those that SGLang gives none among them",
         _asking,
+    ),
+    (
+        "responses",
+        "sglang.srt.entrypoints.openai.serving_responses:OpenAIServingResponses.create_responses",
+        "6924c9697e94",
+        "a bad seed is refused before a stream is open",
+        _responding,
     ),
     (
         "sample",
