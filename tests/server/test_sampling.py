@@ -148,9 +148,8 @@ def test_the_fingerprint_is_the_numerics_key(url, route, stream):
 
 def test_seeds_of_a_batch(url):
     """One seed for all prompts, one a prompt, or none; and the other name of a parameter."""
-    alone = [
-        post(url, "/generate", {"text": t, "seed": 5, "sampling_params": PARAMS}) for t in "ab"
-    ]
+    seeded = {"seed": 5, "sampling_params": PARAMS}
+    alone = [post(url, "/generate", {"text": text, **seeded}) for text in "ab"]
     params = [{**PARAMS, "seed": 5}, {**PARAMS, "sampling_seed": 5}]
     for body in (seeded, {"sampling_params": params}):
         found = post(url, "/generate", {"text": ["a", "b"], **body})
