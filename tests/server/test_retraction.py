@@ -125,9 +125,9 @@ def differing(url: str, lengths: Sequence[int] = LENGTHS, *, sampled: bool = Fal
     """The prompts whose bits with the others are not those alone, on a cold cache."""
     alone = {}
     for length in lengths:
-        requests.post(f"{url}/flush_cache", timeout=60).raise_for_status()
+        requests.post(f"{url}/flush_cache?timeout=20", timeout=60).raise_for_status()
         alone[length] = answer(url, length, sampled)
-    requests.post(f"{url}/flush_cache", timeout=60).raise_for_status()
+    requests.post(f"{url}/flush_cache?timeout=20", timeout=60).raise_for_status()
     with ThreadPoolExecutor(len(lengths)) as pool:
         found = pool.map(lambda n: answer(url, n, sampled), lengths)
         together = dict(zip(lengths, found, strict=True))
