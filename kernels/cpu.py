@@ -31,9 +31,10 @@ _ROTARY = struct.Struct("=4Q2q7i4x")
 
 
 @cache
-def _library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """The compiled kernels; each takes one packed struct, or plain arguments."""
     library = ctypes.CDLL(str(cpu_build.build()))
-    for name in ("linear", "attention", "rms_norm", "rotary"):
+    for name in ("linear", "attention", "rms_norm", "rotary", "sample"):
         getattr(library, f"sgl_det_{name}").argtypes = [ctypes.c_char_p]
     library.sgl_det_silu_and_mul.argtypes = [
         *[ctypes.c_void_p] * 2,
@@ -61,7 +62,7 @@ def linear(
         raise ValueError(f"linear: bias is {tuple(bias.shape)}, expected ({n},) and contiguous")
     m = rows.shape[0]
     y = rows.new_empty((*x.shape[:-1], n), dtype=out_dtype or x.dtype)
-    _library().sgl_det_linear(
+    library().sgl_det_linear(
         _LINEAR.pack(
             rows.data_ptr(),
             weight.data_ptr(),
@@ -108,7 +109,7 @@ def attention(
     if new != q.shape[0]:
         raise ValueError(f"attention: q has {q.shape[0]} rows, the lengths say {new}")
     data = (q, k_cache, v_cache, out, req_to_token, request, length)
-    _library().sgl_det_attention(
+    library().sgl_det_attention(
         _ATTENTION.pack(
             *(x.data_ptr() for x in data),
             0 if prefix is None else prefix.data_ptr(),
@@ -179,7 +180,7 @@ def rms_norm(
         total = rows.new_empty(x.shape, dtype=residual_dtype or out_dtype)
         residual_in, codes = residual.data_ptr(), (_CODE[residual.dtype], _CODE[total.dtype])
         extra_in = 0 if extra is None else extra.data_ptr()
-    _library().sgl_det_rms_norm(
+    library().sgl_det_rms_norm(
         _NORM.pack(
             rows.data_ptr(),
             residual_in,
@@ -209,7 +210,7 @@ def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], d))
     rows = x.numel() // (2 * d)
-    _library().sgl_det_silu_and_mul(
+    library().sgl_det_silu_and_mul(
         x.data_ptr(), y.data_ptr(), rows, d, _CODE[x.dtype], torch.get_num_threads()
     )
     return y
@@ -227,7 +228,7 @@ def rotary(
     positions = positions.to(torch.int64).contiguous()
     if positions.numel() != rows.shape[0]:
         raise ValueError(f"rotary: {positions.numel()} positions for {rows.shape[0]} rows")
-    _library().sgl_det_rotary(
+    library().sgl_det_rotary(
         _ROTARY.pack(
             rows.data_ptr(),
             table.data_ptr(),

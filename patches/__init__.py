@@ -17,13 +17,15 @@ from sgl_det.patches import (
     flashinfer,
     gpu,
     grammar,
-    greedy,
     launcher,
     logprobs,
     norms,
+    penalties,
     requests,
     routes,
+    sampler,
     scheduler,
+    seeds,
     triton,
     worker,
 )
@@ -43,12 +45,13 @@ _BACKENDS = {
 
 def for_launcher(ready: Callable[[dict[str, Any]], None]) -> tuple[Patch, ...]:
     """Patches of the process that serves HTTP or holds the Engine."""
-    return (*launcher.patches(ready), *requests.patches(), *routes.patches())
+    ours = (*requests.patches(), *seeds.patches(), *routes.patches())
+    return (*launcher.patches(ready), *ours)
 
 
 def for_worker(observer: worker.Observer) -> tuple[Patch, ...]:
     """Patches of every scheduler process."""
-    ours = (*logprobs.patches(), *greedy.patches(), *scheduler.patches())
+    ours = (*logprobs.patches(), *sampler.patches(), *penalties.patches(), *scheduler.patches())
     return (*worker.patches(observer), *ours)
 
 

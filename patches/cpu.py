@@ -154,15 +154,6 @@ def _rotary(original):
     return forward_native
 
 
-def _seeded(original):
-    from sgl_det.kernels.sampling import multinomial_with_seed
-
-    def draw(logprobs, seed, positions):
-        return multinomial_with_seed(logprobs, seed, positions)
-
-    return draw
-
-
 def _aten(original):
     library = None
 
@@ -264,14 +255,6 @@ _TABLE = (
         "one pass instead of some twenty, with equal bits; no order is changed",
         _rotary,
         _NO_SEAM,
-    ),
-    (
-        "sampling",
-        "sglang.srt.layers.sampler:multinomial_with_seed",
-        "3486d0c988e7",
-        "seeded noise without Triton, a function of seed, position and column alone",
-        _seeded,
-        "none: SGLang hashes on the GPU",
     ),
     (
         "self_test",

@@ -10,6 +10,9 @@ import re
 from functools import cache
 from typing import Any, get_type_hints
 
+from sgl_det.patches import seed_rules
+from sgl_det.patches.seeds import ASKED
+
 _MAX_COMPLETIONS = 16384  # prompts times n of one request; a body of 100 bytes can ask for any n
 _MAX_DEPTH = 200
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
@@ -71,6 +74,10 @@ def _typed(params: Any) -> dict[str, Any]:
     if not isinstance(params, dict):
         _refuse("sampling_params", params, "an object of named parameters")
     types, checked = _types(), {}
+    seed = seed_rules.one_of((name, params.get(name)) for name in seed_rules.NAMES)
+    params = {k: v for k, v in params.items() if k not in seed_rules.NAMES}
+    if seed is not None:
+        params["sampling_seed"] = seed
     for key, value in params.items():
         if key not in types:
             raise ValueError(f"sampling_params has no parameter named {str(key)[:80]!r}")
@@ -89,12 +96,6 @@ def _typed(params: Any) -> dict[str, Any]:
     if checked.get("n", 1) is None:
         del checked["n"]
     return checked
-
-
-def _deterministic() -> bool:
-    from sglang.srt.runtime_context import get_exec
-
-    return get_exec().deterministic.enable_deterministic_inference
 
 
 def _check_json(name: str, text: str) -> None:
@@ -119,11 +120,6 @@ def _check_json(name: str, text: str) -> None:
 
 def check_ranges(params: Any, vocab_size: int) -> None:
     """Ranges that the sampler's tensors need and SGLang's own check leaves out."""
-    if params.min_p > 0 and _deterministic():
-        raise ValueError(
-            f"min_p is {params.min_p}, and min_p is not supported in deterministic mode; leave it "
-            "out or use top_p"
-        )
     if params.top_k > _INT32:
         _refuse("top_k", params.top_k, "-1 or a 32-bit integer above 0")
     if params.temperature > _FLOAT32:
@@ -132,9 +128,7 @@ def check_ranges(params: Any, vocab_size: int) -> None:
         _refuse("repetition_penalty", params.repetition_penalty, f"at least {_MIN_SCALE:g}")
     if params.n < 1:
         _refuse("n", params.n, "at least 1")
-    seed = params.sampling_seed
-    if seed is not None and not -_INT64 - 1 <= seed <= _INT64:
-        _refuse("sampling_seed", seed, "a 64-bit signed integer")
+    seed_rules.checked("sampling_seed", params.sampling_seed)
     for key in ("max_new_tokens", "min_new_tokens"):
         if (getattr(params, key) or 0) > _INT64:
             _refuse(key, getattr(params, key), "a 64-bit integer")
@@ -151,18 +145,27 @@ def check_ranges(params: Any, vocab_size: int) -> None:
             _refuse(f"logit_bias of token {token}", bias, f"at most {_MAX_BIAS:g}")
 
 
+def _seeded(params: dict[str, Any], asked: int | None) -> dict[str, Any]:
+    """Parameters with the seed at the top of the body, which must not be another than theirs."""
+    given = (("seed", asked), ("sampling_seed", params.get("sampling_seed")))
+    seed = seed_rules.one_of(given)
+    return params if seed is None else {**params, "sampling_seed": seed}
+
+
 def check_params(obj: Any) -> None:
     """Types of the sampling parameters, and the number of completions that they ask for."""
     params, prompts = obj.sampling_params, obj.batch_size
+    seed = obj.__dict__.get(ASKED)
     if params is None:
+        obj.sampling_params = None if seed is None else {"sampling_seed": seed}
         return
     if isinstance(params, list):
         if obj.is_single or len(params) != prompts:
             expected = "one object" if obj.is_single else f"a list of {prompts}, one for a prompt"
             _refuse("sampling_params", params, expected)
-        obj.sampling_params = [_typed(p) for p in params]
+        obj.sampling_params = [_seeded(_typed(p), seed) for p in params]
     else:
-        obj.sampling_params = _typed(params)
+        obj.sampling_params = _seeded(_typed(params), seed)
     counts = obj.sampling_params if isinstance(params, list) else [obj.sampling_params]
     for n in (p.get("n", 1) for p in counts):
         if not 1 <= n * prompts <= _MAX_COMPLETIONS:

@@ -13,6 +13,7 @@ from functools import wraps
 
 from sgl_det.patch import Patch
 from sgl_det.patches import request_checks as checks
+from sgl_det.patches import seeds
 
 
 def _verifying(original):
@@ -57,10 +58,18 @@ def _creating(original):
         except (re.error, *checks.MALFORMED) as error:
             name = "stop_regex" if isinstance(error, re.error) else "the request"
             raise ValueError(f"{name} is malformed: {str(error)[:200]}") from error
+        if isinstance(tokenized, _generating()):
+            seeds.settle(obj, tokenized)
         checks.check_wire(tokenized)
         return tokenized
 
     return _create_tokenized_object
+
+
+def _generating() -> type:
+    from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+
+    return TokenizedGenerateReqInput
 
 
 def _tokenizing(original):

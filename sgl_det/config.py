@@ -24,6 +24,7 @@ class Config:
     allow: tuple[str, ...] = ()
     expect_key: str | None = None
     linear: str = ""
+    default_seed: int | None = None
     audit: str | None = None
     # Filled in by the launcher once SGLang's own arguments are resolved.
     backend: str | None = None
@@ -34,6 +35,10 @@ class Config:
             raise ValueError(
                 f"no kernel for linear layers is named {self.linear!r}; the names begin with "
                 f"{', '.join(LINEAR_KERNELS)}"
+            )
+        if self.default_seed is not None and not -(2**63) <= self.default_seed < 2**63:
+            raise ValueError(
+                f"--det-default-seed is {self.default_seed}; expected a 64-bit signed integer"
             )
 
     def with_backend(self, backend: str) -> Config:
@@ -87,6 +92,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="serve linear layers by kernels whose name begins so, where they are proven (cublaslt,"
         " deep_gemm, triton); the bits stay the same, the speed may not",
     )
+    group.add_argument(
+        "--det-default-seed",
+        type=int,
+        metavar="N",
+        help="a request without a seed gets one that follows from N, its prompt and its sampling "
+        "parameters; otherwise each gets a fresh one",
+    )
     _add_audit(group)
 
 
@@ -128,6 +140,7 @@ def split_argv(argv: Sequence[str], prog: str) -> tuple[Config, list[str]]:
         allow=tuple(ours.det_allow),
         expect_key=ours.det_expect_key,
         linear=ours.det_linear,
+        default_seed=ours.det_default_seed,
         audit=ours.det_audit,
     )
     return config, rest

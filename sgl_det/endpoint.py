@@ -63,12 +63,13 @@ class KeyHeader:
 
 
 def install(app: Any, source: Determinism) -> None:
-    """Add the route, the header and the answers to bad requests to SGLang's application."""
-    from sgl_det.patches import answers
+    """Add the route, the header, the marks and the answers to bad requests to the application."""
+    from sgl_det.patches import answers, marks
 
     async def determinism() -> dict[str, Any]:
         return await source.report()
 
     app.add_api_route("/determinism", determinism, methods=["GET"])
+    marks.install(app, lambda: source.key)
     answers.install(app)
     app.add_middleware(KeyHeader, source=source)

@@ -12,12 +12,14 @@ def Engine(
     det_allow: tuple[str, ...] = (),
     det_expect_key: str | None = None,
     det_linear: str = "",
+    det_default_seed: int | None = None,
     **kwargs: Any,
 ) -> Any:
     """Start SGLang's offline ``Engine`` deterministically.
 
     Takes the keyword arguments of ``sglang.Engine``, and ours: refusals to lift, the numerics key
-    to insist on, and the kernel to prefer for linear layers. The result is an ``sglang.Engine``
+    to insist on, the kernel to prefer for linear layers, and a number from which the seeds of
+    requests without one are derived. The result is an ``sglang.Engine``
     with one more method, ``determinism()``, whose answer is that of ``GET /determinism``.
 
     Workers are started with `spawn`: as with SGLang's own Engine, the calling script needs an
@@ -29,7 +31,12 @@ def Engine(
     on_cpu = environment.use_cpu_if_no_gpu()
     from sgl_det import startup
 
-    settings = config.Config(allow=tuple(det_allow), expect_key=det_expect_key, linear=det_linear)
+    settings = config.Config(
+        allow=tuple(det_allow),
+        expect_key=det_expect_key,
+        linear=det_linear,
+        default_seed=det_default_seed,
+    )
     startup.load_plugins(settings)
     try:
         return _start(settings, _completed(kwargs, on_cpu))

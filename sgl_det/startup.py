@@ -19,6 +19,9 @@ def load_plugins(config: Config) -> None:
     config.publish()
     from sglang.srt.plugins import load_plugins as load
 
+    from sgl_det.patches import seed_rules
+
+    seed_rules.SETTINGS.default = config.default_seed
     load()
     if plugin.active() is None:
         # Another component loaded SGLang's plugins before this process was ours.

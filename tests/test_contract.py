@@ -182,7 +182,13 @@ def test_verbs_and_flags_are_frozen():
     from sgl_det import cli, config
 
     assert {"serve", *cli.VERBS} == {"serve", "check", "probe", "make-model"}
-    assert config.flags() == ["--det-allow", "--det-expect-key", "--det-linear", "--det-audit"]
+    assert config.flags() == [
+        "--det-allow",
+        "--det-expect-key",
+        "--det-linear",
+        "--det-default-seed",
+        "--det-audit",
+    ]
 
 
 def test_every_verb_has_its_two_functions():

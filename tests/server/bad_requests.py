@@ -391,13 +391,6 @@ OTHER_ROUTES = (
     _post("pause-unknown-mode", "mode", "/pause_generation", {"mode": "nap"}),
 )  # fmt: skip
 
-# Accepted by SGLang as released, refused where the sampler cannot keep its promise.
-NOT_YET = (
-    _param("min_p", "deterministic", 0.1),
-    _completion("min-p-deterministic", "min_p", min_p=0.1),
-    _chat("min-p-deterministic", "min_p", min_p=0.1),
-)
-
 BAD_REQUESTS = (
     *HTTP,
     *PROMPTS,
@@ -408,5 +401,4 @@ BAD_REQUESTS = (
     *STREAMS,
     *OPENAI,
     *OTHER_ROUTES,
-    *NOT_YET,
 )
