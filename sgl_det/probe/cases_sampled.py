@@ -76,7 +76,7 @@ def structured(ctx: Context) -> list[Case]:
             given = grammar | drawn | {"ignore_eos": False}
             label = f"{name}{', drawn' if drawn else ''}"
             bound.append(Ask(_seeded(ctx, "structured", 2 * i + j, label, given)))
-    free = [Ask(p) for p in ctx.prompts.pool(ctx.room(6))]
+    free = [Ask(p) for p in _short(ctx, ctx.room(6) - 1)]
     drawn = _sampling(ctx, min(4, ctx.room(4)))
     cases = [batch_case(axis, f"alone: {a.prompt.name}", [a]) for a in bound]
     groups = {"beside free ones": free, "beside drawn ones": drawn, "beside each other": []}
@@ -95,6 +95,11 @@ def _one_by_one(asks: Sequence[Ask], step: float) -> list[Ask]:
     return [replace(a, delay=step * i) for i, a in enumerate(asks)]
 
 
+def _short(ctx: Context, n: int) -> list[Prompt]:
+    """n prompts without the subject, whose answer is long."""
+    return ctx.prompts.pool(n + 1, with_texts=False)[1:]
+
+
 def _seeded(ctx: Context, stem: str, i: int, label: str, given: dict[str, Any]) -> Prompt:
     prompt = ctx.prompts.random(f"{stem}-{i}", 9 + 7 * i)
     return prompt.with_sampling(f"{stem} {label}", **given, sampling_seed=SEED + i)
@@ -103,7 +108,7 @@ def _seeded(ctx: Context, stem: str, i: int, label: str, given: dict[str, Any]) 
 def _sampling(ctx: Context, n: int) -> list[Ask]:
     """n neighbours, not compared, that sample in every way in turn."""
     ways = [v for k, v in SAMPLED.items() if "min_p" not in v]
-    pool = ctx.prompts.pool(n, with_texts=False) if n > 0 else []
+    pool = _short(ctx, n) if n > 0 else []
     return [
         Ask(p, ways[i % len(ways)] | {"sampling_seed": 7 * i}, {}, False)
         for i, p in enumerate(pool)
@@ -112,10 +117,10 @@ def _sampling(ctx: Context, n: int) -> list[Ask]:
 
 def _neighbours(ctx: Context) -> dict[str, list[Ask]]:
     """Kinds of neighbours, not compared."""
-    n = ctx.room(4 if ctx.quick else 8) - 1
+    n = ctx.room(5 if ctx.quick else 9) - 2
     if n < 1:
         raise Skip("the server holds no two requests at once")
-    pool = ctx.prompts.pool(n)
+    pool = _short(ctx, n)
 
     def all_with(extra: dict[str, Any] | None = None, **sampling: Any) -> list[Ask]:
         return [Ask(p, sampling, extra or {}, False) for p in pool]

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from sgl_det.probe import run_probe
 
 pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
-# Route -> the field that bounds the answer, None where nothing is generated.
+# Route -> the field that bounds the answer.
 ROUTES = {
     "/generate": "sampling_params",
     "/v1/completions": "max_tokens",
@@ -26,8 +26,6 @@ ROUTES = {
     "/v1/messages": "max_tokens",
     "/api/chat": "options",
     "/api/generate": "options",
-    "/tokenize": None,
-    "/detokenize": None,
 }
 AXES = ("run_to_run", "batch_size", "sampled")
 TIMEOUT = 60  # seconds; a request that hangs is a failure
