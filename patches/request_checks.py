@@ -236,6 +236,8 @@ def check_one(manager: Any, obj: Any, input_ids: list[int] | None) -> None:
             raise ValueError(f"{kind}_data is given, but the model reads text only; leave it out")
     if obj.lora_id and not args.enable_lora:
         raise ValueError("lora_id is given, but the server is started without LoRA; leave it out")
+    if obj.return_sampling_mask:
+        raise ValueError("return_sampling_mask is not supported by the sampler; leave it out")
     if obj.http_worker_ipc is not None and manager.tokenizer_ipc_name is None:
         raise ValueError("http_worker_ipc is set between SGLang's own processes; leave it out")
     for row in obj.input_embeds or ():

@@ -10,13 +10,18 @@ from support import CPU, arguments
 
 @pytest.fixture(scope="session")
 def servers(demo_model, tmp_path_factory):
-    """Three servers: stock, ours, and ours again (a restart of equal key)."""
+    """Three servers: stock, ours, and ours again (of equal key, with a seed for those without)."""
     logs = tmp_path_factory.mktemp("servers")
     argv = arguments(demo_model)
     found = {
         "stock": ServerProcess("sgl_det.stock", argv, log=logs / "stock.log", env=CPU),
         "ours": ServerProcess("sgl_det.launch_server", argv, log=logs / "ours.log", env=CPU),
-        "again": ServerProcess("sgl_det.launch_server", argv, log=logs / "again.log", env=CPU),
+        "again": ServerProcess(
+            "sgl_det.launch_server",
+            (*argv, "--det-default-seed", "5"),
+            log=logs / "again.log",
+            env=CPU,
+        ),
     }
     with running(found.values(), 400):
         yield found
