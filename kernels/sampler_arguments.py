@@ -34,7 +34,7 @@ def checked(
     """
     if logits.dim() != 2 or logits.dtype != torch.float32 or not logits.shape[1]:
         raise ValueError(
-            f"sample: logits are {logits.dtype} of shape {tuple(logits.shape)}, expected fp32 [N, V]"
+            f"sample: logits are {logits.dtype} {tuple(logits.shape)}, expected fp32 [N, V]"
         )
     n = len(logits)
     for name, x in parameters.items():

@@ -127,10 +127,9 @@ DEVICE void finish_listed(Candidate &best, Shared &s, const Row &row, const Note
 
 // The same where the list is too short: the key of the last kept id by parts of its bits, then as
 // many of the ids with that key as are kept, from the lowest on.
-DEVICE void finish_counted(Candidate &best, Shared &s, const Call &c, const Row &row, const End &end,
+DEVICE void finish_counted(Candidate &best, Shared &s, const Call &c, const Row &row, End at,
                            float most) {
-    const float low = least(row, most);
-    End at = end;
+    const int end = at.bin;
     u32 found = 0;
     int above = 32;
     for (int part = 0; part < 3; part++) {
@@ -141,7 +140,7 @@ DEVICE void finish_counted(Candidate &best, Shared &s, const Call &c, const Row 
 #pragma unroll
             for (int y = 0; y < 4; y++) {
                 const u32 key = ordered(x[y]);
-                if (bin_of(x[y], most) != end.bin || (part && key >> above != found)) continue;
+                if (bin_of(x[y], most) != end || (part && key >> above != found)) continue;
                 // Rising numbers of bins stand for falling keys.
                 const int bin = ~(key >> shift) & ((1 << bits) - 1);
                 pending.take(s.tally, bin, weight_of(x[y], most));
@@ -154,6 +153,7 @@ DEVICE void finish_counted(Candidate &best, Shared &s, const Call &c, const Row 
         above = shift;
     }
     const u64 each = weight_of(number_of(found), most);
+    const float low = least(row, most);
     u64 ties = row.top_k - at.count, before = 0;
     if (each && (at.limit - at.weight) / each + 1 < ties) ties = (at.limit - at.weight) / each + 1;
     for (int begin = 0; begin < c.vocab; begin += 4 * THREADS) {
@@ -167,7 +167,7 @@ DEVICE void finish_counted(Candidate &best, Shared &s, const Call &c, const Row 
 #pragma unroll
         for (int y = 0; y < 4; y++) {
             const u32 key = ordered(x[y]);
-            const bool inside = bin_of(x[y], most) == end.bin && x[y] >= low;
+            const bool inside = bin_of(x[y], most) == end && x[y] >= low;
             kept |= (u32)(inside && (key > found || (key == found && rank++ < ties))) << y;
         }
         add_noise(best, row, v, x, kept);

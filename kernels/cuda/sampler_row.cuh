@@ -18,7 +18,7 @@ struct Call {
 // of such a weight, and in it so many. A token before which more than `limit` lies is not kept.
 struct End {
     u64 count, weight, inside, limit;
-    long long bin;
+    int bin;
 };
 
 // What the steps tell each other of one row; `gpu_sampler.row_words` knows the size.

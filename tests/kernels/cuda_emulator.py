@@ -55,6 +55,9 @@ extern "C" void of_noise(u32 *counter, const u32 *key, float *noise) {{
     memcpy(counter, words, 16);
     for (int x = 0; x < 4; x++) noise[x] = gumbel(words[x]);
 }}
+extern "C" void of_words(const u32 *words, float *noise, int many) {{
+    for (int x = 0; x < many; x++) noise[x] = gumbel(words[x]);
+}}
 extern "C" u64 of_weight(float x, float most) {{ return weight_of(x, most); }}
 extern "C" void emulate(int of, int rows, const float *logits, const float *temperatures,
                         const float *top_ps, const float *min_ps, const void *top_ks,
@@ -104,11 +107,25 @@ def attend(
     )
 
 
-@cache
+# What the emulated sampler's sources say, and what they say instead in a control.
+changed: tuple[str, str] | None = None
+
+
 def sampler(launch) -> ctypes.CDLL:
     """The emulated sampler; its last step has as many threads as the others."""
     assert launch.threads == launch.finish
-    library = _compiled(_SAMPLER, {"THREADS": launch.threads, "LIST": launch.listed})
+    return _sampler(launch, changed)
+
+
+@cache
+def _sampler(launch, change) -> ctypes.CDLL:
+    text = _SAMPLER
+    with tempfile.TemporaryDirectory() as folder:
+        if change:
+            for path in nvrtc.SOURCES.glob("sampler*"):
+                (Path(folder) / path.name).write_text(path.read_text().replace(*change))
+            text = text.replace(str(nvrtc.SOURCES), folder)
+        library = _compiled(text, {"THREADS": launch.threads, "LIST": launch.listed})
     library.of_weight.restype = ctypes.c_ulonglong
     library.of_weight.argtypes = [ctypes.c_float, ctypes.c_float]
     return library
