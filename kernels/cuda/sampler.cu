@@ -69,6 +69,7 @@ DEVICE void choose(Shared &s, const Call &c, const Row &row, const Note &note) {
     if (!drawn(row, most)) return;
     End end{0, 0, 0, 0, BINS};
     if (row.ends) end = end_of(s, row, Written{note.counts, note.weights}, end, true);
+    if (blockIdx.y == 0 && threadIdx.x == 0) *note.end = end;
     const float low = least(row, most);
     const bool lists = end.inside <= LIST;
     Candidate best = nobody();
@@ -85,9 +86,7 @@ DEVICE void choose(Shared &s, const Call &c, const Row &row, const Note &note) {
         add_noise(best, row, v, x, kept);
     });
     best = best_of(s, best);
-    if (threadIdx.x) return;
-    note.best[blockIdx.y] = best;
-    if (blockIdx.y == 0) *note.end = end;
+    if (threadIdx.x == 0) note.best[blockIdx.y] = best;
 }
 
 // Falling; there are 2^n of them.
