@@ -32,11 +32,10 @@ TARGETS: dict[str, dict[str, Any]] = {
 NEIGHBOURS: dict[str, Any] = {
     "greedy": lambda i: {"temperature": 0.0},
     "top_p": lambda i: {"temperature": 1.0, "top_p": 0.8},
-    "plain": lambda i: {"temperature": 0.8 + i / 10},
     "mixed": lambda i: [*TARGETS.values()][(3 * i + 1) % len(TARGETS)],
     "with grammars": lambda i: {"temperature": 1.0, "regex": "[a-f]{30}", "max_new_tokens": 20},
 }
-SIZES = {"greedy": 3, "top_p": 1, "plain": 2, "mixed": 15, "with grammars": 2}
+SIZES = {"greedy": 3, "top_p": 1, "mixed": 15, "with grammars": 2}
 
 
 def prompt(name: str, length: int = 24) -> list[int]:

@@ -94,12 +94,25 @@ class Differing(NamedTuple):
     retracted: list[int]
 
 
-def answer(url: str, length: int) -> Answer:
+def how(length: int, sampled: bool) -> dict[str, object]:
+    """Greedy, or one of some ways to sample and to penalise what was generated."""
+    if not sampled:
+        return {"temperature": 0}
+    ways = (
+        {"top_p": 0.9},
+        {"frequency_penalty": 0.7, "presence_penalty": 0.3},
+        {"temperature": 0, "frequency_penalty": 1.1},
+        {"repetition_penalty": 1.3, "min_p": 0.02},
+    )
+    return {"sampling_seed": length, **ways[LENGTHS.index(length) % len(ways)]}
+
+
+def answer(url: str, length: int, sampled: bool = False) -> Answer:
     """What follows a prompt of so many tokens."""
     rng = random.Random(length)
     body = {
         "input_ids": [rng.randrange(256) for _ in range(length)],
-        "sampling_params": {"temperature": 0, "max_new_tokens": NEW, "ignore_eos": True},
+        "sampling_params": {"max_new_tokens": NEW, "ignore_eos": True, **how(length, sampled)},
         "return_logprob": True,
         "top_logprobs_num": 3,
     }
@@ -108,15 +121,16 @@ def answer(url: str, length: int) -> Answer:
     return Answer(list(told), meta["num_retractions"])
 
 
-def differing(url: str, lengths: Sequence[int] = LENGTHS) -> Differing:
+def differing(url: str, lengths: Sequence[int] = LENGTHS, *, sampled: bool = False) -> Differing:
     """The prompts whose bits with the others are not those alone, on a cold cache."""
     alone = {}
     for length in lengths:
         requests.post(f"{url}/flush_cache", timeout=60).raise_for_status()
-        alone[length] = answer(url, length)
+        alone[length] = answer(url, length, sampled)
     requests.post(f"{url}/flush_cache", timeout=60).raise_for_status()
     with ThreadPoolExecutor(len(lengths)) as pool:
-        together = dict(zip(lengths, pool.map(lambda n: answer(url, n), lengths), strict=True))
+        found = pool.map(lambda n: answer(url, n, sampled), lengths)
+        together = dict(zip(lengths, found, strict=True))
     times = {n: a.retractions for n, a in together.items() if a.retractions}
     print(f"retractions by length of the prompt: {times}")
     assert not any(a.retractions for a in alone.values())
@@ -129,6 +143,10 @@ def differing(url: str, lengths: Sequence[int] = LENGTHS) -> Differing:
 
 def test_retracted_requests_keep_their_bits(servers):
     assert differing(servers["launch_server"].url).all == []
+
+
+def test_noise_and_penalties_go_on_after_a_retraction(servers):
+    assert differing(servers["launch_server"].url, sampled=True).all == []
 
 
 def test_control_stock_changes(servers):
