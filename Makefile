@@ -22,7 +22,7 @@ $(STAMP): $(BIN)/uv pyproject.toml docker/constraints.txt docker/cpu.txt
 ifeq ($(PROFILE),cpu)
 	$(BIN)/uv pip install -q --python $(BIN)/python torch -c docker/constraints.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r docker/cpu.txt -c docker/constraints.txt
-	$(BIN)/uv pip install -q --python $(BIN)/python pytest pytest-timeout ruff setuptools -c docker/constraints.txt
+	$(BIN)/uv pip install -q --python $(BIN)/python pytest pytest-timeout hypothesis ruff setuptools -c docker/constraints.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e .
 else
 	$(BIN)/uv pip install -q --python $(BIN)/python -e '.[test,lint]' -c docker/constraints.txt

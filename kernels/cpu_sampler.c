@@ -61,7 +61,7 @@ static int end_of(const histogram *h, int64_t top_k, int64_t limit, int64_t *cou
   return -1;
 }
 
-/* The key of the last kept logit, and how many of the ids with that key are kept; the key is 0, of
+/* The key of the last kept x, and how many of the ids with that key are kept; the key is 0, of
  * which there is no number, where all are. */
 static uint32_t last_kept(const uint32_t *key, const double *e, int64_t vocab, int64_t top_k,
                           float top_p, histogram *h, int64_t *ties) {
@@ -86,7 +86,7 @@ static uint32_t last_kept(const uint32_t *key, const double *e, int64_t vocab, i
     if (bin < 0) return 0; /* only of the first part: all are kept */
     found = found << BITS[part] | (uint32_t)bin;
   }
-  /* Equal logits have equal weights; one is kept while those before it are within the limit. */
+  /* Equal x have equal weights; one is kept while those before it are within the limit. */
   const int64_t each = h->weight[bin] / h->count[bin];
   *ties = top_k - count;
   if (each && (limit - weight) / each + 1 < *ties) *ties = (limit - weight) / each + 1;
@@ -94,20 +94,20 @@ static uint32_t last_kept(const uint32_t *key, const double *e, int64_t vocab, i
 }
 
 static int64_t sample_row(const sample_args *p, int64_t r) {
-  const float *logits = p->logits + r * p->ld, temperature = p->temperature[r];
   const int64_t vocab = p->vocab, top_k = p->top_k[r];
+  const float *logits = p->logits + r * p->ld, by = top_k == 1 ? 1 : p->temperature[r];
   int64_t first = 0;
   for (int64_t v = 1; v < vocab; v++)
-    if (ordered(logits[v]) > ordered(logits[first])) first = v;
+    if (ordered(logits[v] / by) > ordered(logits[first] / by)) first = v;
   if (top_k == 1) return first;
 
   char *scratch = sgl_det_scratch(sizeof(histogram) + (size_t)vocab * 12);
   double *e = (double *)(scratch + sizeof(histogram));
   uint32_t *key = (uint32_t *)(e + vocab);
-  const float highest = logits[first] / temperature;
+  const float highest = logits[first] / by;
   for (int64_t v = 0; v < vocab; v++) {
-    key[v] = ordered(logits[v]);
-    const double x = (double)(logits[v] / temperature) - highest;
+    key[v] = ordered(logits[v] / by);
+    const double x = (double)(logits[v] / by) - highest;
     e[v] = x > -INFINITY ? exp(x) : 0;
   }
   int64_t ties = vocab;
@@ -125,7 +125,7 @@ static int64_t sample_row(const sample_args *p, int64_t r) {
       if (e[v] < (double)p->min_p[r] || e[v] == 0) continue;
       /* Half a step inside both ends: neither logarithm can meet 0 or 1. */
       const double uniform = (word[v - begin] + 0.5) * 0x1p-32;
-      const double x = (double)(logits[v] / temperature) - log(-log(uniform));
+      const double x = (double)(logits[v] / by) - log(-log(uniform));
       if (x > best) best = x, token = v;
     }
   }

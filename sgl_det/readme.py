@@ -65,8 +65,23 @@ def axes_table(machine: str) -> str:
         found = [cells.get((axis.value, b, a)) for b in backends for a in arms]
         if any(f and f["requests"] for f in found):
             lines.append(f"| {axis.value} | " + " | ".join(map(_cell, found)) + " |")
-    keys = sorted({f"`{r['key']}` ({r['backend']})" for r in rows if r["key"]})
-    return "\n".join([*lines, "", f"Numerics keys of the sgl_det arms: {', '.join(keys)}."])
+    keys = ", ".join(_keys(rows))
+    return "\n".join([*lines, "", f"Numerics keys of the sgl_det arms: {keys}."])
+
+
+def _keys(rows: list[dict]) -> list[str]:
+    """Each backend's keys; where it has several, the axes that only a few were measured under."""
+    axes: dict[tuple[str, str], list[str]] = {}
+    for r in rows:
+        if r["key"]:
+            axes.setdefault((r["backend"], r["key"]), []).append(r["axis"])
+    most = {}
+    for (backend, _), found in axes.items():
+        most[backend] = max(most.get(backend, 0), len(found))
+    return [
+        f"`{key}` ({backend}{'' if len(found) == most[backend] else ': ' + ', '.join(found)})"
+        for (backend, key), found in sorted(axes.items())
+    ]
 
 
 def _cell(row: dict | None) -> str:

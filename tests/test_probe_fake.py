@@ -32,6 +32,7 @@ class Fake:
         self.seen: list[tuple[int, ...]] = []
         self.decoded_from: list[int] = []  # the position at which each of them was generated
         self.running = self.served = 0
+        self.asked: list[dict] = []  # the parameters of those that run
         self.key = KEY
         self.radix = True
 
@@ -56,6 +57,7 @@ class Fake:
         limits = {"max_total_num_tokens": 9000, "max_req_input_len": 1000}
         state = {"effective_max_running_requests_per_dp": 64}
         flags = {"chunked_prefill_size": 64, "disable_radix_cache": not self.radix, "device": "cpu"}
+        flags["grammar_backend"] = "none" if self.leak == "no grammar" else "xgrammar"
         return web.json_response(limits | flags | {"internal_states": [state], "version": "0.5.17"})
 
     async def tokenize(self, request):
@@ -79,10 +81,12 @@ class Fake:
             error = {"message": f"bad token; valid range is [0, {VOCAB})."}
             return web.json_response({"error": error}, status=400)
         self.running += 1
-        await asyncio.sleep(0)
         bodies = _split(body)
+        self.asked += (asked := [b["sampling_params"] for b in bodies])
+        await asyncio.sleep(0)
         replies = [self.reply(b, len(bodies) + self.running - 1) for b in bodies]
         self.running -= 1
+        self.asked = [x for x in self.asked if not any(x is mine for mine in asked)]
         headers = {"x-sgl-det-key": self.key} if self.claims is not None else {}
         if body.get("stream"):
             text = f"data: {json.dumps(replies[0])}\n\ndata: [DONE]\n\n"
@@ -108,6 +112,11 @@ class Fake:
         decoded = any(h > start for h, start in zip(hits, self.decoded_from, strict=True))
         extra = {"batch": n > 1, "cache": cached > 0, "stream": body.get("stream")}
         extra["decoded"] = decoded
+        mine = body["sampling_params"]
+        drawn = mine["temperature"] > 0 and mine.get("top_k") != 1
+        greedy = [x for x in self.asked if x["temperature"] == 0 and x is not mine]
+        extra["flags"] = drawn and bool(greedy)
+        extra["grammar"] = "regex" in mine and any("ebnf" in x for x in self.asked)
         start = body.get("logprob_start_len", -1)
         if start >= 0:
             extra["prefill"] = True
@@ -199,6 +208,8 @@ def test_a_function_of_the_prompt_passes(quick):
         ("cache", Axis.PREFIX_CACHE),
         ("prefill", Axis.PREFILL_VS_DECODE),
         ("stream", Axis.STREAMING),
+        ("flags", Axis.SAMPLED),
+        ("grammar", Axis.STRUCTURED),
     ],
 )
 def test_each_leak_is_seen_on_its_axis(leak, axis):
@@ -244,6 +255,23 @@ def test_without_a_prefix_cache_its_axis_is_not_tested():
     row = report.row(Axis.PREFIX_CACHE)
     assert (row.verdict, row.requests, row.note) == ("not tested", 0, "the prefix cache is off")
     assert report.passed
+
+
+def test_without_a_grammar_backend_its_axis_is_not_tested():
+    report = drive(Fake("no grammar", ALL), axes=[Axis.STRUCTURED, Axis.SAMPLED])
+    row = report.row(Axis.STRUCTURED)
+    assert (row.verdict, row.note) == ("not tested", "the server has no grammar backend")
+    assert report.row(Axis.SAMPLED).verdict == "bitwise" and report.passed
+
+
+def test_min_p_goes_only_to_a_server_that_makes_claims():
+    """With a seed it ends a stock one."""
+    for claims, expected in ((None, False), (ALL, True)):
+        fake, seen = Fake(claims=claims), []
+        original = fake.reply
+        fake.reply = lambda body, n: seen.append(body["sampling_params"]) or original(body, n)  # noqa: B023
+        drive(fake, axes=[Axis.SAMPLED, Axis.STRUCTURED], quick=False)
+        assert any("min_p" in x for x in seen) == expected
 
 
 def test_a_claimed_cache_that_never_hits_fails():

@@ -25,6 +25,7 @@ def facts(**changes) -> Facts:
         "chunk": 256,
         "splits": (),
         "radix": True,
+        "grammar": True,
         "page_size": 1,
         "device": "cpu",
         "model": "m",

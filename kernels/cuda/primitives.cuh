@@ -1,5 +1,5 @@
-// Hopper's instructions that `fa3_chain.cu` uses, one function each. A test gives the same names
-// to an emulator for a CPU.
+// The instructions that our kernels use, one function each; many are Hopper's. A test gives the same
+// names to an emulator for a CPU.
 #pragma once
 
 typedef unsigned int u32;
@@ -12,6 +12,7 @@ struct alignas(16) Four { float x, y, z, w; };
 struct alignas(16) Words { u32 of[4]; };
 
 #define DEVICE __device__ __forceinline__
+#define DEVICE_MEMBER __device__ __forceinline__
 #define KERNEL __global__ __launch_bounds__(THREADS)
 #define SHARED_MEMORY extern __shared__ __align__(128) char shared[];
 
@@ -72,6 +73,8 @@ DEVICE u32 transposed(u32 x) {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
+DEVICE u32 from_lane(u32 x, int lane) { return __shfl_sync(~0u, x, lane); }
+DEVICE u64 from_lane(u64 x, int lane) { return __shfl_sync(~0u, x, lane); }
 DEVICE float from_lane_xor(float x, int by) { return __shfl_xor_sync(~0u, x, by); }
 DEVICE void sync_warp() { __syncwarp(); }
 DEVICE void sync_block() { __syncthreads(); }
@@ -79,16 +82,29 @@ DEVICE void sync_block() { __syncthreads(); }
 template <int ID, int COUNT> DEVICE void sync_some() {
     asm volatile("bar.sync %0, %1;" ::"n"(ID), "n"(COUNT) : "memory");
 }
-// Until the kernel before this one has ended, where the launch lets this one begin earlier.
-DEVICE void wait_for_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-DEVICE void let_next_kernel_begin() {
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+// Until the kernel before this one has ended, where the launch lets this one begin earlier; before
+// Hopper none does.
+DEVICE void wait_for_kernel() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 }
+DEVICE void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// What was there before, and is now with x added, in one step.
+DEVICE u32 add_to(u32 *to, u32 x) { return atomicAdd(to, x); }
+DEVICE u64 add_to(u64 *to, u64 x) { return atomicAdd(to, x); }
 
 // Roundings that no compiler may fuse.
 DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
 DEVICE float times(float a, float b) { return __fmul_rn(a, b); }
 DEVICE float fused(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+DEVICE float divided(float a, float b) { return __fdiv_rn(a, b); }
+DEVICE float nearest(float x) { return rintf(x); }
+DEVICE float rounded_up(double x) { return __double2float_ru(x); }
 DEVICE float larger(float a, float b) { return fmaxf(a, b); }
 DEVICE float power_of_two(float x) {
     float y;
@@ -106,4 +122,6 @@ DEVICE u32 rounded(float low, float high) {
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
 }
+DEVICE u32 bits_of(float x) { return __float_as_uint(x); }
+DEVICE float from_bits(u32 x) { return __uint_as_float(x); }
 DEVICE float infinity() { return __int_as_float(0x7f800000); }

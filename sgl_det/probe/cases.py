@@ -36,7 +36,8 @@ class Ask:
 
     def body(self) -> dict[str, Any]:
         n = self.prompt.new_tokens
-        sampling = {"temperature": 0.0, "max_new_tokens": n, "ignore_eos": True} | self.sampling
+        usual = {"temperature": 0.0, "max_new_tokens": n, "ignore_eos": True}
+        sampling = usual | self.prompt.parameters() | self.sampling
         common = {"return_logprob": True, "top_logprobs_num": TOP_LOGPROBS} | self.extra
         return self.prompt.body() | common | {"sampling_params": sampling}
 

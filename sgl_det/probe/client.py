@@ -30,7 +30,10 @@ class ProbeError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What the server says about itself. Sizes are in tokens; None means that it does not say."""
+    """What the server says about itself. Sizes are in tokens; None means that it does not say.
+
+    radix: it has a prefix cache; grammar: it can constrain an answer.
+    """
 
     key: str | None
     claims: frozenset[str] | None  # None: no /determinism, so nothing is claimed or disclaimed
@@ -42,6 +45,7 @@ class Facts:
     chunk: int | None  # None: chunked prefill is off
     splits: tuple[int, ...]  # KV tokens per split, ascending; empty: the server does not split
     radix: bool
+    grammar: bool
     page_size: int
     device: str
     model: str
@@ -169,6 +173,7 @@ class Server:
             chunk=int(chunk) if chunk and int(chunk) > 0 else None,
             splits=splits,
             radix=not info.get("disable_radix_cache"),
+            grammar=info.get("grammar_backend") not in (None, "none"),
             page_size=int(info.get("page_size") or 1),
             device=str(info.get("device") or "unknown"),
             model=str(info.get("served_model_name") or "default"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sgl_det.probe.client import Facts
@@ -21,6 +22,8 @@ TEXTS = 6
 # what it is whichever axes are chosen.
 _FIRST_SLOT = {
     "ids": 0,
+    "sampled": 100,
+    "structured": 120,
     "chunk": 128,
     "prefix": 160,
     "long": 176,
@@ -42,22 +45,34 @@ _WORDS = (
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: ids, or a text whose length in tokens is what the server counted."""
+    """One prompt: ids, or a text whose length in tokens is what the server counted.
+
+    sampling: parameters of every request with it, as JSON; greedy where it is empty.
+    """
 
     name: str
     ids: tuple[int, ...] | None
     text: str | None
     tokens: int
     new_tokens: int
+    sampling: str = ""
 
     def body(self) -> dict[str, Any]:
         """The part of a /generate request that holds the prompt."""
         return {"text": self.text} if self.ids is None else {"input_ids": list(self.ids)}
 
+    def parameters(self) -> dict[str, Any]:
+        """What of ``sampling_params`` belongs to the prompt."""
+        return json.loads(self.sampling) if self.sampling else {}
+
+    def with_sampling(self, name: str, **parameters: Any) -> Prompt:
+        """The same prompt under another name, with parameters of its own."""
+        return replace(self, name=name, sampling=json.dumps(parameters, sort_keys=True))
+
     def digest(self) -> str:
-        """12 hex digits that stand for the prompt and the number of tokens asked for."""
-        raw = repr((self.ids, self.text, self.new_tokens)).encode()
-        return hashlib.sha256(raw).hexdigest()[:12]
+        """12 hex digits that stand for the prompt, its parameters and the tokens asked for."""
+        parts = (self.ids, self.text, self.new_tokens, *([self.sampling] if self.sampling else ()))
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 class Prompts:

@@ -11,7 +11,7 @@ from itertools import chain, zip_longest
 from tqdm import tqdm
 
 from sgl_det.axis import Axis
-from sgl_det.probe import cases_api, cases_batch, cases_edges, cases_prefill
+from sgl_det.probe import cases_api, cases_batch, cases_edges, cases_prefill, cases_sampled
 from sgl_det.probe.cases import Case, Context, Skip
 from sgl_det.probe.client import Facts, ProbeError, Server
 from sgl_det.probe.prompts import NEW_TOKENS, QUICK_NEW_TOKENS, Prompts, texts
@@ -29,14 +29,14 @@ DRIVEN: dict[Axis, Callable[[Context], list[Case]]] = {
     Axis.PREFILL_VS_DECODE: cases_prefill.prefill_vs_decode,
     Axis.STREAMING: cases_api.streaming,
     Axis.LOGPROB_NEIGHBOUR: cases_api.logprob_neighbour,
+    Axis.SAMPLED: cases_sampled.sampled,
+    Axis.STRUCTURED: cases_sampled.structured,
 }
 # Why the others are not: a client cannot bring them about, or cannot see that it did.
 OUT_OF_REACH: dict[Axis, str] = {
     Axis.RESTART: "compare two reports: --compare",
     Axis.CUDA_GRAPH: "compare a server with --disable-cuda-graph: --compare",
     Axis.PREEMPTION: "a client cannot bring it about",
-    Axis.SAMPLED: "the probe's answers are greedy",
-    Axis.STRUCTURED: "the probe's answers are free text",
     Axis.TP_SIZE: "compare two reports: --compare",
 }
 

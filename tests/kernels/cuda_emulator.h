@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <ucontext.h>
@@ -21,6 +22,7 @@ struct alignas(16) Words { u32 of[4]; };
 struct Place { int x = 0, y = 0, z = 0; };
 
 #define DEVICE static inline
+#define DEVICE_MEMBER inline
 #define KERNEL
 #define SHARED_MEMORY char *shared = emulator::mine();
 
@@ -40,7 +42,6 @@ struct Block {
 };
 struct Thread {
     ucontext_t context;
-    std::vector<char> stack;
     bool done = false;
     Place block, thread;
     std::vector<Copy> copies;
@@ -102,6 +103,11 @@ DEVICE void sync_block() {
 }
 DEVICE void wait_for_kernel() {}
 DEVICE void let_next_kernel_begin() {}
+template <class Whole> DEVICE Whole add_to(Whole *to, Whole x) {
+    const Whole before = *to;
+    *to += x;
+    return before;
+}
 
 DEVICE void matrices_transposed(u32 (&to)[4], const void *row) {
     auto &w = emulator::warp();
@@ -143,6 +149,10 @@ DEVICE u32 from_lane(u32 x, int from) {
     sync_warp();
     return y;
 }
+DEVICE u64 from_lane(u64 x, int from) {
+    const u64 high = from_lane((u32)(x >> 32), from);
+    return high << 32 | from_lane((u32)x, from);
+}
 DEVICE float from_lane_xor(float x, int by) {
     u32 word;
     memcpy(&word, &x, 4);
@@ -156,10 +166,26 @@ DEVICE u32 transposed(u32 x) {
     return low | (from_lane(x, from + 4) >> shift & 0xffff) << 16;
 }
 
+DEVICE u32 bits_of(float x) {
+    u32 y;
+    memcpy(&y, &x, 4);
+    return y;
+}
+DEVICE float from_bits(u32 x) {
+    float y;
+    memcpy(&y, &x, 4);
+    return y;
+}
 DEVICE float infinity() { return std::numeric_limits<float>::infinity(); }
 DEVICE float add(float a, float b) { return a + b; }
 DEVICE float times(float a, float b) { return a * b; }
 DEVICE float fused(float a, float b, float c) { return fmaf(a, b, c); }
+DEVICE float divided(float a, float b) { return a / b; }
+DEVICE float nearest(float x) { return rintf(x); }
+DEVICE float rounded_up(double x) {
+    const float y = x;
+    return y < x ? nextafterf(y, std::numeric_limits<float>::infinity()) : y;
+}
 DEVICE float larger(float a, float b) { return fmaxf(a, b); }
 DEVICE float power_of_two(float x) { return exp2f(x); }
 DEVICE float reciprocal(float x) { return 1.0f / x; }
@@ -178,6 +204,7 @@ void run(Place grid, int block_size, size_t bytes, bool wait_lazily, Kernel kern
     lazy = wait_lazily;
     static Kernel *entered;
     entered = &kernel;
+    std::vector<std::vector<char>> stacks(block_size, std::vector<char>(1 << 16));
     for (int at = 0; at < grid.x * grid.y * grid.z; at++) {
         block = {};
         block.memory.assign(bytes + 128, (char)0xff); // NaN
@@ -188,10 +215,9 @@ void run(Place grid, int block_size, size_t bytes, bool wait_lazily, Kernel kern
             Thread &x = threads[t];
             x.block = {at % grid.x, at / grid.x % grid.y, at / grid.x / grid.y};
             x.thread.x = t;
-            x.stack.resize(1 << 16);
             getcontext(&x.context);
-            x.context.uc_stack.ss_sp = x.stack.data();
-            x.context.uc_stack.ss_size = x.stack.size();
+            x.context.uc_stack.ss_sp = stacks[t].data();
+            x.context.uc_stack.ss_size = stacks[t].size();
             x.context.uc_link = &scheduler;
             makecontext(&x.context, +[] { (*entered)(); current->done = true; }, 0);
         }

@@ -1,4 +1,4 @@
-"""`cuda/fa3_chain.cu` on a CPU: built by g++ against `cuda_emulator.h`, a coroutine a thread."""
+"""Our CUDA kernels on a CPU: built by g++ against `cuda_emulator.h`, a coroutine a thread."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
-from sgl_det.kernels import fa3_chain, nvrtc
+from sgl_det.kernels import fa3_chain, gpu_sampler, nvrtc
 
 HERE = Path(__file__).parent
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no g++ for the emulator")
 # Copies are carried out as late as they may be, or at once.
 lazy = True
 
-_ENTRY = f"""
+_CHAIN = f"""
 #define EMULATED
 #include "{HERE / "cuda_emulator.h"}"
 #include "{nvrtc.SOURCES / fa3_chain.SOURCE}"
@@ -36,15 +37,52 @@ extern "C" void emulate(const u16 *v, const int *table, const int *lengths, cons
 }}
 """
 
+# All steps in one library: their number is a variable.
+_SAMPLER = f"""
+#define EMULATED
+#include "{HERE / "cuda_emulator.h"}"
+static int step;
+#define STEP step
+#include "{nvrtc.SOURCES / gpu_sampler.SOURCE}"
+extern "C" int of_bytes(int of) {{
+    const int kept[] = {{offsetof(Shared, tally), sizeof(Tally) + offsetof(Shared, tally)}};
+    return of == 3 ? sizeof(Shared) : kept[of == 1];
+}}
+extern "C" void of_noise(u32 *counter, const u32 *key, float *noise) {{
+    u32 words[4];
+    memcpy(words, counter, 16);
+    philox(words, key[0], key[1]);
+    memcpy(counter, words, 16);
+    for (int x = 0; x < 4; x++) noise[x] = gumbel(words[x]);
+}}
+extern "C" void of_words(const u32 *words, float *noise, int many) {{
+    for (int x = 0; x < many; x++) noise[x] = gumbel(words[x]);
+}}
+extern "C" u64 of_weight(float x, float most) {{ return weight_of(x, most); }}
+extern "C" void emulate(int of, int rows, const float *logits, const float *temperatures,
+                        const float *top_ps, const float *min_ps, const void *top_ks,
+                        const void *seeds, const void *positions, long long *token, u64 *scratch,
+                        long long ld, long long vocab, int slices, int wide, int bytes) {{
+    step = of;
+    emulator::run(Place{{rows, of == 3 ? 1 : slices, 1}}, THREADS, bytes, false, [=] {{
+        sampler(logits, temperatures, top_ps, min_ps, top_ks, seeds, positions, token, scratch, ld,
+                vocab, slices, wide);
+    }});
+}}
+"""
+
 
 @cache
 def built(d, group, chunk, single, launch) -> ctypes.CDLL:
     """The emulated kernel, of the launch that it is compiled for."""
-    named = fa3_chain.defines(d, group, chunk, single, launch)
+    return _compiled(_CHAIN, fa3_chain.defines(d, group, chunk, single, launch))
+
+
+def _compiled(text, named) -> ctypes.CDLL:
     flags = "-x c++ -std=c++17 -O1 -ffp-contract=off -fPIC -shared -w -o".split()
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         command = ["g++", *flags, file.name, *(f"-D{k}={v}" for k, v in named.items()), "-"]
-        subprocess.run(command, input=_ENTRY, text=True, check=True)
+        subprocess.run(command, input=text, text=True, check=True)
         return ctypes.CDLL(file.name)
 
 
@@ -67,3 +105,40 @@ def attend(
         ctypes.c_float(log2),
         ctypes.c_bool(lazy),
     )
+
+
+# What the emulated sampler's sources say, and what they say instead in a control.
+changed: tuple[str, str] | None = None
+
+
+def sampler(launch) -> ctypes.CDLL:
+    """The emulated sampler; its last step has as many threads as the others."""
+    assert launch.threads == launch.finish
+    return _sampler(launch, changed)
+
+
+@cache
+def _sampler(launch, change) -> ctypes.CDLL:
+    text = _SAMPLER
+    with tempfile.TemporaryDirectory() as folder:
+        if change:
+            for path in nvrtc.SOURCES.glob("sampler*"):
+                (Path(folder) / path.name).write_text(path.read_text().replace(*change))
+            text = text.replace(str(nvrtc.SOURCES), folder)
+        library = _compiled(text, {"THREADS": launch.threads, "LIST": launch.listed})
+    library.of_weight.restype = ctypes.c_ulonglong
+    library.of_weight.argtypes = [ctypes.c_float, ctypes.c_float]
+    return library
+
+
+def run_sampler(given, token, scratch, slices, launch):
+    """As `gpu_sampler.run`."""
+    library = sampler(launch)
+    values = [
+        ctypes.c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else x
+        for x in gpu_sampler.arguments(given, token, scratch, slices)
+    ]
+    values = [ctypes.c_longlong(x) if isinstance(x, int) else x for x in values]
+    for step in gpu_sampler.STEPS:
+        size = ctypes.c_int(gpu_sampler.shared_bytes(step, launch))
+        library.emulate(step, len(token), *values, size)

@@ -268,18 +268,22 @@ if not ACTIVE:
             want = fa3(case, case.on_gpu(range(len(LENGTHS))), some)
             assert_bitwise_equal(case.decode(sinks=some), want, f"{shape} {data} {name}")
 
+    @pytest.mark.parametrize("chunks", [1, 10], ids=["one chunk", "chunks"])
     @pytest.mark.parametrize("batch", [1, 2])
-    def test_a_graph_holds_what_serves(batch):
+    def test_a_graph_holds_what_serves(batch, chunks):
         """Captured with one key a request and a table for the longest context, then replayed."""
-        case = Case((32, 8, 128), [4096] * batch)
-        case.table = torch.nn.functional.pad(case.table, (0, 40960 - 4096))
+        most = 4096 if chunks == 1 else 9000
+        case = Case((32, 8, 128), [most] * batch)
+        case.table = torch.nn.functional.pad(case.table, (0, 40960 - most))
         lengths = torch.ones(batch, dtype=torch.int32, device=DEVICE)
         where, scale = (case.table, lengths), case.d**-0.5
         found = []
         graph = captured(
-            [lambda: found.append(decode_attention(case.q, case.k, case.v, *where, 1, scale))]
+            [lambda: found.append(decode_attention(case.q, case.k, case.v, *where, chunks, scale))]
         )
-        for n in (1, 127, 128, 129, 257, 4095, 4096, 1):
+        for n in (1, 127, 128, 129, 257, 4095, 4096, 4097, 8192, 8193, 9000, 1):
+            if n > most:
+                continue
             lengths.fill_(n)
             lengths[0] = min(n, 129)
             graph.replay()

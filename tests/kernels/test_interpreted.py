@@ -19,6 +19,7 @@ FILES = [
     "test_attention_proof.py",
     "test_merge_chunks.py",
     "test_fa3_decode.py",
+    "test_gpu_sampler.py",
 ]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 
 import numpy as np
 import pytest
@@ -13,54 +12,16 @@ from sgl_det.kernels import cpu
 from sgl_det.kernels.sampler import sample
 from sgl_det.testing import assert_bitwise_equal
 
-ALL = 1 << 30
-# temperature, top_k, top_p, min_p
-SETTINGS = {
-    "plain": (1.0, ALL, 1.0, 0.0),
-    "cold": (0.5, ALL, 1.0, 0.0),
-    "top_k": (1.0, 7, 1.0, 0.0),
-    "top_p": (1.0, ALL, 0.8, 0.0),
-    "min_p": (1.3, ALL, 1.0, 0.1),
-    "all": (1.2, 12, 0.9, 0.05),
-    "greedy": (0.7, 1, 1.0, 0.0),
-}
+from .sampler_twin import ALL, SETTINGS, assert_chi_square, assert_tokens, kept, philox
+
 settings = pytest.mark.parametrize("setting", SETTINGS.values(), ids=SETTINGS)
 DRAWS = 1 << 20
-# Chi-square exceeds this with a probability of 0.001: Wilson and Hilferty's approximation.
-Z = 3.0902
 
 
 def draw(logits, setting, seeds, positions, **other):
     n = len(logits)
     given = [torch.full((n,), x) for x in setting]
     return sample(logits, *given, torch.as_tensor(seeds), torch.as_tensor(positions), **other)
-
-
-def philox(counter, key):
-    """Philox4x32-10 by its description."""
-    c, (k0, k1) = list(counter), key
-    for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = [b >> 32 ^ c[1] ^ k0, b % 2**32, a >> 32 ^ c[3] ^ k1, a % 2**32]
-        k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
-    return c
-
-
-def kept(logits, setting):
-    """ids that are kept, in the order of falling logits, by sorting and by sums of fractions."""
-    temperature, top_k, top_p, min_p = setting
-    x = np.float32(logits) / np.float32(temperature)
-    p = np.exp(np.float64(x) - np.float64(x.max()))
-    order = np.lexsort((np.arange(len(x)), -np.float32(logits)))
-    before = np.cumsum(p[order]) - p[order]
-    keep = (np.arange(len(x)) < top_k) & (before <= np.float32(top_p) * p.sum())
-    return order[keep & (p[order] >= np.float32(min_p))]
-
-
-def gumbel(seed, position, v):
-    key, counter = (seed % 2**32, seed >> 32), (v // 4, position % 2**32, position >> 32, 0)
-    uniform = (philox(counter, key)[v % 4] + 0.5) * 2.0**-32
-    return -math.log(-math.log(uniform))
 
 
 @pytest.mark.parametrize(
@@ -87,10 +48,7 @@ def test_tokens_are_those_of_the_twin(setting, vocab):
     logits[5, : vocab // 2] = float("-inf")
     seeds, positions = torch.arange(40) * (2**33 + 7), torch.arange(40) % 7 * 2**31
     found = draw(logits, setting, seeds, positions)
-    for row, token, seed, position in zip(logits.numpy(), found, seeds, positions, strict=True):
-        ids = [v for v in kept(row, setting) if row[v] > -np.inf]
-        x = np.float32(row) / np.float32(setting[0])
-        assert int(token) == max(ids, key=lambda v: x[v] + gumbel(int(seed), int(position), int(v)))
+    assert_tokens(found, logits.numpy(), setting, seeds, positions, within=1e-12)
 
 
 @settings
@@ -108,11 +66,7 @@ def test_draws_follow_the_filtered_distribution(setting):
     assert set(np.flatnonzero(counts)) == set(ids)
     p = np.exp(np.float64(row.numpy()[ids]) / setting[0])
     expected = p / p.sum() * DRAWS
-    free = len(ids) - 1
-    if free:
-        chi = ((counts[ids] - expected) ** 2 / expected).sum()
-        part = 2 / (9 * free)
-        assert chi < free * (1 - part + Z * math.sqrt(part)) ** 3
+    assert_chi_square(counts[ids], expected)
 
 
 @pytest.mark.parametrize("other", ["seed", "position"])
@@ -123,10 +77,7 @@ def test_noise_of_neighbours_is_not_correlated(other):
     given = (numbers, zero) if other == "seed" else (zero, numbers)
     tokens = draw(logits, SETTINGS["plain"], *given).numpy()
     pairs = np.bincount(tokens[:-1] * side + tokens[1:], minlength=side * side)
-    expected, free = (n - 1) / side**2, side**2 - 1
-    part = 2 / (9 * free)
-    chi = ((pairs - expected) ** 2 / expected).sum()
-    assert chi < free * (1 - part + Z * math.sqrt(part)) ** 3
+    assert_chi_square(pairs, (n - 1) / side**2)
 
 
 def test_a_row_does_not_depend_on_its_batch():
@@ -178,3 +129,13 @@ def test_shapes_and_dtypes_are_checked():
         draw(torch.zeros(2, 3), SETTINGS["plain"], [1], [1, 2])
     with pytest.raises(ValueError, match="bfloat16"):
         draw(torch.zeros(1, 3).bfloat16(), SETTINGS["plain"], [1], [1])
+
+
+def test_the_order_is_that_of_x():
+    """Logits that differ, and no longer do once they are divided: the lower id comes first."""
+    logits = torch.tensor([2 - 3 * 2**-23, 2 - 2**-22]).expand(200, 2)
+    seeds, zero = torch.arange(200), torch.zeros(200, dtype=torch.int64)
+    x = logits[0] / 1.5
+    assert x[0] == x[1]
+    assert set(draw(logits, (1.5, ALL, 1e-6, 0.0), seeds, zero).tolist()) == {0}
+    assert set(draw(logits, (1.5, 1, 1.0, 0.0), seeds, zero).tolist()) == {1}

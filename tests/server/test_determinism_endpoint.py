@@ -159,7 +159,17 @@ def test_secrets_are_masked_in_the_log(other_server):
 
 
 def test_weight_update_renews_the_digest(other_server, demo_model, tmp_path: Path):
-    before = get(other_server, **AUTH).json()
+    """And what the old weights left in the prefix cache is gone."""
+    ask = {"input_ids": [*range(40)], "sampling_params": {"max_new_tokens": 4, "temperature": 0}}
+
+    def answered():
+        url = f"{other_server.url}/generate"
+        found = requests.post(url, json=ask | {"return_logprob": True}, timeout=120, **AUTH).json()
+        meta = found["meta_info"]
+        return meta["cached_tokens"], meta["output_token_logprobs"]
+
+    before, (_, first) = get(other_server, **AUTH).json(), answered()
+    assert answered()[0] > 0
     changed = make_model("demo", tmp_path / "changed", seed=1)
 
     def update(path):
@@ -177,7 +187,10 @@ def test_weight_update_renews_the_digest(other_server, demo_model, tmp_path: Pat
     assert after["numerics"]["weights"] != before["numerics"]["weights"]
     assert after["key"] != before["key"]
     assert answer.headers[HEADER] == after["key"]
+    cached, other = answered()
+    assert cached == 0 and other != first
     update(demo_model)
+    assert answered() == (0, first)
     assert get(other_server, **AUTH).json()["key"] == before["key"]
 
 
