@@ -1,7 +1,7 @@
 """Run as a script, on a CPU: SGLang's own sampler and penalties and ours, on the same rows.
 
 It prints one JSON object: for each of both, in how many rows a neighbour changed something. SGLang
-hashes its noise on a GPU; a twin stands in. A process of its own, for the stand-in of sgl_kernel.
+hashes its noise on a GPU; `murmur` stands in. A process of its own, for the stand-in of sgl_kernel.
 """
 
 from __future__ import annotations
@@ -11,8 +11,12 @@ import os
 from functools import partial
 from types import SimpleNamespace
 
+from murmur import murmur_hash32
+
 ROWS, VOCAB = 48, 200
 ALL = 1 << 30
+# Where SGLang's hash is 2^32 - 1, found by search, and its noise infinite: seed, position, column.
+INFINITE = 5_758_664, 7, 104
 
 
 def upstream():
@@ -25,18 +29,9 @@ def upstream():
     kernel = SimpleNamespace(sampling_backend="pytorch")
     flags = SimpleNamespace(enable_deterministic_inference=True)
     sampler.get_exec = lambda: SimpleNamespace(kernel=kernel, deterministic=flags)
-    sampler.murmur_hash32 = hashed
+    sampler.murmur_hash32 = murmur_hash32
     sampler.multinomial_with_seed = sampler.multinomial_with_seed._torchdynamo_orig_callable
     return sampler
-
-
-def hashed(seed, positions, columns):
-    """Some hash of three numbers, below 2^32 - 1."""
-    import torch
-
-    mixed = seed.to(torch.int64)[:, None] * 1_000_003 + positions[:, None] * 7919
-    mixed = (mixed + columns[None, :] * 104_729) % 4_294_967_291
-    return (mixed * 48_271 + mixed // 65_536) % 4_294_967_291
 
 
 def info(top_ks, top_ps, min_ps, temperature=1.0):
@@ -79,7 +74,7 @@ def drawn(module, forward, logits, parameters):
     )
     fake._sample_from_probs = partial(module.Sampler._sample_from_probs, fake)
     output = SimpleNamespace(next_token_logits=logits.clone())
-    positions = torch.full((len(logits),), 7)
+    positions = torch.full((len(logits),), INFINITE[1])
     tokens = forward(fake, output, parameters, True, [0] * len(logits), None, positions)
     return tokens.tolist(), told[0].view(torch.int32)
 
@@ -107,6 +102,11 @@ def sampled(module, forward):
         "plain beside top_p": changed(module, forward, plain, (ALL, 0.9, 0.0), logits),
         "greedy beside plain": changed(module, forward, greedy, plain, near),
     }
+    certain = torch.full((1, VOCAB), -1000.0)
+    certain[0, 0] = 0.0
+    asked = info(*[[x] for x in plain])
+    asked.sampling_seed = torch.tensor(INFINITE[:1])
+    (found["a token that is certain"],), _ = drawn(module, forward, certain, asked)
     try:
         drawn(module, forward, logits[:1], info([ALL], [1.0], [0.1]))
         found["min_p"] = "served"

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from stock_sampling import INFINITE
 
 from sgl_det.check import FITS, judge_all
 from sgl_det.patches import penalties, sampler
@@ -42,6 +43,11 @@ def test_control_neighbours_change_tokens_in_sglangs_sampler(found, case):
 
 def test_min_p_is_served_and_ends_sglangs_scheduler(found):
     assert found["ours"]["min_p"] == "served" and found["stock"]["min_p"] != "served"
+
+
+def test_no_noise_is_infinite(found):
+    assert found["ours"]["a token that is certain"] == 0
+    assert found["stock"]["a token that is certain"] == INFINITE[2]
 
 
 def test_penalties_do_not_depend_on_when_tokens_are_known(found):

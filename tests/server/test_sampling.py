@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import openai
 import pytest
 import requests
 
@@ -143,6 +144,23 @@ def test_an_answer_tells_the_seed_that_repeats_it(url, route):
         (seed,) = seeds_of(route, found)
         again = words(route, events(url + route, {**body, "seed": seed}))
         assert same(route, words(route, found), again)
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["completions", "chat"])
+def test_openais_client_repeats_answers_by_their_seeds(url, chat):
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=TIMEOUT)
+    usual = {"model": "m", "max_tokens": 12, "temperature": 1.0, "extra_body": {"ignore_eos": True}}
+
+    def ask(seed):
+        if chat:
+            found = client.chat.completions.create(seed=seed, messages=CHAT["messages"], **usual)
+            return found.choices[0].message.content, found.system_fingerprint
+        found = client.completions.create(seed=seed, prompt=TEXT, **usual)
+        return found.choices[0].text, found.system_fingerprint
+
+    answers = [ask(seed) for seed in range(5)]
+    assert len({text for text, _ in answers}) == 5 and len({key for _, key in answers}) == 1
+    assert [ask(seed) for seed in range(5)] == answers
 
 
 @pytest.mark.parametrize("route", FINGERPRINTED)
