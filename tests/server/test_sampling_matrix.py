@@ -1,4 +1,4 @@
-"""Every way to sample in every neighbourhood: on a CPU, and on a GPU's three backends side by side."""
+"""Every way to sample in every neighbourhood: on a CPU, and on a GPU's three backends together."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONTROL = ("plain", "top_k", "top_p", "greedy", "warm-greedy", "filters")
 
 
 def changed(url, names):
-    """What neighbours changed, how many answers were compared, and how many differ among targets."""
+    """What neighbours changed, how many answers were compared, how many targets differ."""
     requests.post(f"{url}/freeze_gc", timeout=TIMEOUT)
     wrong, compared, distinct = [], 0, set()
     for name in names:
