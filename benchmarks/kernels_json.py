@@ -5,8 +5,9 @@ usage: python -m benchmarks.kernels_json FILE.jsonl ... [--out KERNELS.json]
 A case that lies in several files counts as the last of them says; with --keep, cases of the
 KERNELS.json that is there, and in no file, stay. A row's kernel is the fastest one that is bitwise,
 the baseline (PyTorch's default; for norms SGLang's fused kernel, for attention the backend's own in
-normal mode, of FlashInfer its FA2 kernel, with the time of what its `auto` takes beside it) only
-where no other is; of attention it is the launch that serves. Its ratio is the
+normal mode, of FlashInfer its FA2 kernel, with the time of what its `auto` takes beside it, for
+samplers SGLang's in normal mode) only where no other is; of attention and samplers it is what
+serves. Its ratio is the
 baseline's time over the kernel's. Where nothing is bitwise there is no kernel, no time and no
 ratio. Its spread is by how much the rounds of some arm differ. Printed are the cases below 0.95,
 with what is known of each.
@@ -27,6 +28,7 @@ from sgl_det import numerics
 OUT = Path(__file__).parent / "results" / "nvidia-h200" / "kernels.json"
 NORMS = ("rms_norm", "fused_add_rms_norm", "qk_norm")
 PHASES = ("decode", "prefill")  # attention: "triton decode"; M requests of N keys, heads of K
+SAMPLER = "sample "  # "sample top_k 50": M rows of N logits
 SERVED = "served"
 _ID = ("op", "n", "k", "m", "dtype", "tp")
 # What the kernels' bits depend on; a version that was not recorded is null.
@@ -82,7 +84,9 @@ def row(case: dict) -> dict[str, Any]:
 
 
 def kind(case: dict) -> str:
-    """linear, norms or attention."""
+    """linear, norms, attention or samplers."""
+    if case["op"].startswith(SAMPLER):
+        return "samplers"
     if case["op"].endswith(PHASES):
         return "attention"
     return "norms" if case["op"] in NORMS else "linear"
@@ -142,7 +146,8 @@ def document(
     headers = about | headers
     rows = [*old, *(row(case) for case in cases)]
     found = {}
-    by = {"linear": ("dtype", "tp"), "norms": ("op", "dtype"), "attention": ("op", "dtype")}
+    by = {"linear": ("dtype", "tp"), **dict.fromkeys(("norms", "attention"), ("op", "dtype"))}
+    by["samplers"] = ("op",)
     for name, fields in by.items():
         mine = [r for r in rows if kind(r) == name]
         bits = {r["key"]: headers[r["key"]].get("bits", "") for r in mine}

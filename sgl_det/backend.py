@@ -12,11 +12,12 @@ from sgl_det.patch import Patch
 
 _NOT_REACHED = {
     Axis.SAMPLED: "sampled requests have been compared on a CPU only",
-    Axis.STRUCTURED: "grammar masks have not been tested",
+    Axis.STRUCTURED: "constrained requests have been compared on a CPU only",
     Axis.CUDA_GRAPH: "graph and eager decode have not been compared",
     Axis.TP_SIZE: "tensor parallelism is refused",
 }
-_ON_A_CPU = {axis: why for axis, why in _NOT_REACHED.items() if axis != Axis.SAMPLED}
+_DRAWN = frozenset({Axis.SAMPLED, Axis.STRUCTURED})
+_ON_A_CPU = {axis: why for axis, why in _NOT_REACHED.items() if axis not in _DRAWN}
 _SCHEDULE = frozenset(
     {
         Axis.RUN_TO_RUN,
@@ -122,7 +123,7 @@ TORCH_NATIVE = Backend(
         "--attention-backend=torch_native",
     ),
     patches=lambda: patches.for_backend("torch_native"),
-    claims=_ONE_ORDER | {Axis.SAMPLED},
+    claims=_ONE_ORDER | _DRAWN,
     not_claimed=MappingProxyType(_ON_A_CPU),
     dtypes=frozenset({"bfloat16", "float16", "float32"}),
     limits=("machines without a GPU",),

@@ -100,6 +100,7 @@ def kernels_table(machine: str) -> str:
         return "Not measured yet."
     found = json.loads(path.read_text())
     linear, norms, attention = (found["summary"][n] for n in ("linear", "norms", "attention"))
+    samplers = found["summary"].get("samplers")
     keys = ", ".join(f"`{key}`" for key in sorted(found["versions"]))
     lines = [
         *_speeds(linear, {"dtype": "dtype", "tp": "TP"}),
@@ -112,6 +113,7 @@ def kernels_table(machine: str) -> str:
         _verdict(attention, "the same bits in the backend's own kernel:"),
         *_beside_auto(found["rows"]),
         "",
+        *(_samplers(samplers) if samplers and samplers["cases"] else []),
         f"Keys of the kernel results: {keys}.",
     ]
     return "\n".join(lines)
@@ -126,6 +128,11 @@ def _beside_auto(rows: list[dict]) -> list[str]:
         "The baseline of FlashInfer's prefill is its FA2 kernel. Against what its `auto` takes, on "
         f"Hopper FA3: {', '.join(ratios)}."
     ]
+
+
+def _samplers(samplers: dict) -> list[str]:
+    lines = _speeds(samplers, {"op": "sampler"})
+    return [*lines, _verdict(samplers, "SGLang's normal mode, whose noise follows from no seed, in"), ""]
 
 
 def _norms_verdict(norms: dict) -> str:

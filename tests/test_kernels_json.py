@@ -197,3 +197,12 @@ def test_a_benchmark_does_not_go_on_elsewhere(tmp_path):
     with pytest.raises(ValueError, match="another file"):
         case_file.CaseFile(path, {"machine": MACHINE | {"torch": "2.1"}}, FIELDS)
     assert path.read_text() == before
+
+
+def test_of_samplers_what_serves_counts():
+    arms = {"upstream": [40.0, None], "served": [20.0, 0], "upstream eager": [80.0, None]}
+    case = {"op": "sample top_k 50", "n": 151936, "k": 0, "m": 16, "dtype": "fp32", "tp": 1}
+    case |= {"arms": arms | {"served eager": [10.0, 0]}, "key": "k"}
+    found = kernels_json.row(case)
+    assert kernels_json.kind(case) == "samplers"
+    assert (found["kernel"], found["us"], found["ratio"]) == ("served", 20.0, 2.0)
