@@ -132,7 +132,7 @@ def _beside_auto(rows: list[dict]) -> list[str]:
 
 def _samplers(samplers: dict) -> list[str]:
     lines = _speeds(samplers, {"op": "sampler"})
-    return [*lines, _verdict(samplers, "SGLang's normal mode, whose noise follows from no seed, in"), ""]
+    return [*lines, _verdict(samplers, "SGLang's normal mode, whose noise has no seed, in"), ""]
 
 
 def _norms_verdict(norms: dict) -> str:
