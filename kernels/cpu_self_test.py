@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from sgl_det.kernels import cpu, cpu_build, reference
+from sgl_det.kernels import cpu, cpu_build, reference, sampler_proof
 from sgl_det.kernels.order import straddles
 
 _COLUMNS = 40  # outputs per weight that the slow twin computes: more than two panels
@@ -53,6 +53,7 @@ def self_test(weights: Iterable[torch.Tensor], heads: Heads | tuple, vocab: int)
     for d in sorted({w.shape[1] for w in weights} | {heads.d}):
         _rms_norm(d, heads.dtype, rng)
     _log_softmax(vocab, rng)
+    sampler_proof.check("cpu")
     return {
         "instruction_set": cpu_build.instruction_set(),
         "threads": torch.get_num_threads(),
@@ -62,6 +63,7 @@ def self_test(weights: Iterable[torch.Tensor], heads: Heads | tuple, vocab: int)
         "prefill = chunked = decode = PyTorch twin",
         "rms_norm": "PyTorch twin",
         "log_softmax": f"V={vocab}, a row alone = a row among others",
+        "sampler": f"the tokens of {sampler_proof.ROWS} rows known beforehand",
     }
 
 

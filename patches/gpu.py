@@ -37,10 +37,10 @@ def _linear_into(original):
 def _enable(original):
     @wraps(original)
     def maybe_enable_batch_invariant_mode(self):
-        from sgl_det.kernels import gpu_mode
+        from sgl_det.kernels import gpu_mode, sampler_proof
 
-        checks = norms.row_checks(self.model, self.dtype)
-        gpu_mode.enable(_shapes(self.model), dict(checks))
+        checks = dict(norms.row_checks(self.model, self.dtype))
+        gpu_mode.enable(_shapes(self.model), checks | {"sampler": sampler_proof.check})
 
     return maybe_enable_batch_invariant_mode
 

@@ -88,7 +88,7 @@ def _processor(device: str) -> dict[str, Any]:
 
 def _kernels(runner: Any, backend: str) -> dict[str, Any]:
     """The orders of our kernels, and which norms are not the fused ones."""
-    from sgl_det.kernels import order, proof
+    from sgl_det.kernels import order, proof, sampler_proof
 
     orders = order.in_use(runner.device)
     if runner.device == "cuda":
@@ -102,6 +102,7 @@ def _kernels(runner: Any, backend: str) -> dict[str, Any]:
     rows = proof.PROVEN.get("rows", {})
     return {
         "orders": orders,
+        "sampler": sampler_proof.sources("cuda" if runner.device == "cuda" else "cpu"),
         "norms": {name: kernel.partition(",")[0] for name, kernel in rows.items()},
     }
 
