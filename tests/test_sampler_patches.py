@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from stock_sampling import INFINITE
 
 from sgl_det.check import FITS, judge_all
 from sgl_det.patches import penalties, sampler
 from sgl_det.testing import assert_bitwise_equal
+from stock_sampling import INFINITE
 
 ALL = 1 << 30
 
