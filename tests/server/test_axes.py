@@ -20,6 +20,8 @@ CLAIMED = (
     Axis.PREFILL_VS_DECODE,
     Axis.STREAMING,
     Axis.LOGPROB_NEIGHBOUR,
+    Axis.SAMPLED,
+    Axis.STRUCTURED,
 )
 
 
