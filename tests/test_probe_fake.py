@@ -53,7 +53,6 @@ def test_a_function_of_the_prompt_passes(quick):
         ("prefill", Axis.PREFILL_VS_DECODE),
         ("stream", Axis.STREAMING),
         ("flags", Axis.SAMPLED),
-        ("grammar", Axis.STRUCTURED),
     ],
 )
 def test_each_leak_is_seen_on_its_axis(leak, axis):
@@ -101,11 +100,18 @@ def test_without_a_prefix_cache_its_axis_is_not_tested():
     assert report.passed
 
 
-def test_without_a_grammar_backend_its_axis_is_not_tested():
-    report = drive(Fake("no grammar", ALL), axes=[Axis.STRUCTURED, Axis.SAMPLED])
+@pytest.mark.parametrize("leak, claims", [("no grammar", ALL), ("grammar", None)])
+def test_without_a_grammar_backend_its_axis_is_not_tested(leak, claims):
+    """Stock SGLang has one, but no masks on a CPU, and ends."""
+    report = drive(Fake(leak, claims), axes=[Axis.STRUCTURED, Axis.SAMPLED])
     row = report.row(Axis.STRUCTURED)
-    assert (row.verdict, row.note) == ("not tested", "the server has no grammar backend")
+    assert row.verdict == "not tested" and "no grammar backend" in row.note
     assert report.row(Axis.SAMPLED).verdict == "bitwise" and report.passed
+
+
+def test_grammars_of_neighbours_are_seen():
+    report = drive(Fake("grammar", ALL), axes=[Axis.STRUCTURED, Axis.RUN_TO_RUN])
+    assert report.row(Axis.STRUCTURED).verdict == "diverged" and not report.passed
 
 
 def test_min_p_goes_only_to_a_server_that_makes_claims():
@@ -150,5 +156,5 @@ def test_a_key_that_changes_ends_the_probe():
 
 
 def test_every_driven_axis_sends_requests():
-    report = drive(Fake())
+    report = drive(Fake(claims=ALL))
     assert all(report.row(a).requests > 0 for a in DRIVEN)

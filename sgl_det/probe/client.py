@@ -173,7 +173,7 @@ class Server:
             chunk=int(chunk) if chunk and int(chunk) > 0 else None,
             splits=splits,
             radix=not info.get("disable_radix_cache"),
-            grammar=info.get("grammar_backend") not in (None, "none"),
+            grammar=_constrains(info, ours=bool(det)),
             page_size=int(info.get("page_size") or 1),
             device=str(info.get("device") or "unknown"),
             model=str(info.get("served_model_name") or "default"),
@@ -265,6 +265,12 @@ def top_entries(rows: list | None) -> tuple | None:
     if not rows:
         return None
     return tuple(tuple((t, hex_bits(p)) for p, t, *_ in row or ()) for row in rows)
+
+
+def _constrains(info: dict[str, Any], *, ours: bool) -> bool:
+    """Whether grammars can be asked for: a stock server on a CPU has no masks, and ends."""
+    on_a_gpu = info.get("device") != "cpu"
+    return info.get("grammar_backend") not in (None, "none") and (ours or on_a_gpu)
 
 
 def _splits(det: dict[str, Any]) -> tuple[int, ...]:
