@@ -18,6 +18,7 @@ from sgl_det.patches import (
     gpu,
     grammar,
     launcher,
+    logit_processors,
     logprobs,
     norms,
     penalties,
@@ -27,6 +28,7 @@ from sgl_det.patches import (
     scheduler,
     seeds,
     triton,
+    waits,
     worker,
 )
 
@@ -51,7 +53,8 @@ def for_launcher(ready: Callable[[dict[str, Any]], None]) -> tuple[Patch, ...]:
 
 def for_worker(observer: worker.Observer) -> tuple[Patch, ...]:
     """Patches of every scheduler process."""
-    ours = (*logprobs.patches(), *sampler.patches(), *penalties.patches(), *scheduler.patches())
+    sampling = (logprobs, sampler, penalties, logit_processors, waits)
+    ours = (p for module in (*sampling, scheduler) for p in module.patches())
     return (*worker.patches(observer), *ours)
 
 

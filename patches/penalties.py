@@ -3,7 +3,7 @@
 While SGLang schedules a step, the last one's token is still being computed: it penalises the token
 before it, or the last of the prompt, and where another's prefill came in between it leaves one out
 and counts the next twice. A retracted request starts again with nothing penalised. Here each token
-is counted once, before the step that follows it, which therefore waits for it.
+is counted once, before the step that follows it, which therefore waits for it (`waits.py`).
 """
 
 from __future__ import annotations
@@ -89,16 +89,6 @@ def _forwarding(original):
     return copy_for_forward
 
 
-def _waiting(original):
-    @wraps(original)
-    def is_disable_overlap_for_batch(self, batch, last_batch):
-        if batch and batch.sampling_info.penalizer_orchestrator.is_required:
-            return len(self.result_queue) > 0
-        return original(self, batch, last_batch)
-
-    return is_disable_overlap_for_batch
-
-
 _TABLE = (
     (
         "begin",
@@ -120,13 +110,6 @@ _TABLE = (
         "02f4d656a91d",
         "the last token is counted before the step that follows it",
         _forwarding,
-    ),
-    (
-        "wait",
-        "sglang.srt.managers.scheduler:Scheduler.is_disable_overlap_for_batch",
-        "b4841193b4dd",
-        "a batch with penalties waits for the last tokens; the others overlap as before",
-        _waiting,
     ),
 )
 

@@ -12,8 +12,8 @@ import re
 from functools import wraps
 
 from sgl_det.patch import Patch
+from sgl_det.patches import logit_processors, seeds
 from sgl_det.patches import request_checks as checks
-from sgl_det.patches import seeds
 
 
 def _verifying(original):
@@ -60,6 +60,7 @@ def _creating(original):
             raise ValueError(f"{name} is malformed: {str(error)[:200]}") from error
         if isinstance(tokenized, _generating()):
             seeds.settle(obj, tokenized)
+            logit_processors.settle(tokenized)
         checks.check_wire(tokenized)
         return tokenized
 

@@ -168,6 +168,35 @@ def default_seeds():
     return made.sampling_seed.tolist()
 
 
+def processors(module, apply):
+    """The tokens banned for two requests with the same code, or the error that it makes."""
+    import torch
+    from sglang.srt.sampling.custom_logit_processor import DisallowedTokensLogitsProcessor
+
+    text = DisallowedTokensLogitsProcessor.to_str()
+    reqs = [
+        SimpleNamespace(custom_logit_processor=text, inflight_middle_chunks=0, to_finish=None)
+        for _ in range(2)
+    ]
+    asked = Rows(
+        custom_logit_processor={0: (DisallowedTokensLogitsProcessor(), torch.tensor([True, True]))},
+        custom_params=[{"token_ids": [3 + i], "__req__": req} for i, req in enumerate(reqs)],
+    )
+    logits = torch.zeros(2, 9)
+    try:
+        apply(logits, asked)
+    except AssertionError as error:
+        return type(error).__name__
+    return [row.isinf().nonzero().view(-1).tolist() for row in logits]
+
+
+class Rows(SimpleNamespace):
+    """The part of a batch's parameters that SGLang counts rows by."""
+
+    def __len__(self) -> int:
+        return len(self.custom_params)
+
+
 class Batch:
     """The part of SGLang's batch that penalties look at."""
 
@@ -177,12 +206,15 @@ class Batch:
 
 def main() -> None:
     module = upstream()
-    from sgl_det.patches import sampler
+    from sgl_det.patches import logit_processors, sampler
 
     ours = sampler._sampling(module.Sampler.forward)
     found = {"stock": sampled(module, module.Sampler.forward), "ours": sampled(module, ours)}
     for name in found:
         found[name]["penalties"] = penalties(name == "ours")
+    theirs = module.apply_custom_logit_processor
+    found["stock"]["processors"] = processors(module, theirs)
+    found["ours"]["processors"] = processors(module, logit_processors._row_by_row(theirs))
     found["stock"]["seeds"] = default_seeds()
     print(json.dumps(found))
 

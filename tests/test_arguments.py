@@ -18,9 +18,9 @@ from sgl_det.refusals import VARIABLES, names
 # A change here is a change of what is promised: look at the argument before changing the number.
 COUNTS = {
     Verdict.NEUTRAL: 329,
-    Verdict.CLAIMED: 45,
+    Verdict.CLAIMED: 46,
     Verdict.NOT_CLAIMED: 4,
-    Verdict.REFUSED: 80,
+    Verdict.REFUSED: 79,
 }
 ARGUMENTS = 458
 

@@ -163,7 +163,6 @@ RESOLVED = {
     "decode_attention_backend": {"decode_attention_backend": "triton"},
     "detokenizer_worker_num": {"detokenizer_worker_num": 2},
     "dp_size": {"dp_size": 2},
-    "enable_custom_logit_processor": {"enable_custom_logit_processor": True},
     "enable_fp32_lm_head": {"enable_fp32_lm_head": True},
     "enable_hierarchical_cache": {"enable_hierarchical_cache": True},
     "enable_lora": {"enable_lora": True, "max_lora_rank": 8, "lora_target_modules": ["q_proj"]},

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sgl_det.check import FITS, judge_all
-from sgl_det.patches import penalties, sampler
+from sgl_det.patches import penalties, sampler, waits
 from sgl_det.testing import assert_bitwise_equal
 from stock_sampling import INFINITE
 
@@ -52,6 +52,11 @@ def test_no_noise_is_infinite(found):
 
 def test_penalties_do_not_depend_on_when_tokens_are_known(found):
     assert found["ours"]["penalties"] == 1 and found["stock"]["penalties"] == 3
+
+
+def test_code_of_a_request_edits_its_own_row_and_ends_sglangs_scheduler(found):
+    assert found["ours"]["processors"] == [[3], [4]]
+    assert found["stock"]["processors"] == "AssertionError"
 
 
 def test_control_all_requests_without_a_seed_have_the_same(found):
@@ -94,20 +99,22 @@ def test_logits_are_left_as_they_are():
     assert_bitwise_equal(logits, before)
 
 
-def test_only_a_batch_with_penalties_waits():
+def test_only_a_batch_that_looks_back_waits():
     calls = []
-    wait = penalties._waiting(lambda *_a, **_k: calls.append(1) or False)
+    wait = waits._waiting(lambda *_a, **_k: calls.append(1) or False)
 
-    def asked(required, queue):
+    def asked(queue, *, required=False, code=False):
         orchestrator = SimpleNamespace(is_required=required)
-        batch = SimpleNamespace(sampling_info=SimpleNamespace(penalizer_orchestrator=orchestrator))
+        info = SimpleNamespace(penalizer_orchestrator=orchestrator, has_custom_logit_processor=code)
+        batch = SimpleNamespace(sampling_info=info)
         return wait(SimpleNamespace(result_queue=queue), batch, last_batch=None)
 
-    assert asked(True, [1]) and not asked(True, []) and not calls
-    assert not asked(False, [1]) and calls == [1]
+    for kind in ("required", "code"):
+        assert asked([1], **{kind: True}) and not asked([], **{kind: True}) and not calls
+    assert not asked([1]) and calls == [1]
     assert not wait(SimpleNamespace(result_queue=[1]), None, last_batch=None)
 
 
 def test_patches_fit_what_is_installed():
-    ours = (*sampler.patches(), *penalties.patches())
+    ours = (*sampler.patches(), *penalties.patches(), *waits.patches())
     assert [v for v in judge_all(ours) if v.verdict != FITS] == []

@@ -136,7 +136,7 @@ KERNELS = {
     ),
     "return_hidden_states_mode": part_of("enable_return_hidden_states", "which states to return"),
     "enable_mis": refused("scoring several items at once attends through a mask of its own"),
-    "enable_custom_logit_processor": refused(
-        "code sent by a request edits logits, and what it does is not ours to promise"
+    "enable_custom_logit_processor": claimed(
+        "code sent by a request edits its own row alone, once a token, and knows all before"
     ),
 }

@@ -1,6 +1,8 @@
 // The names of `primitives.cuh` for a CPU: each thread of a block is a coroutine, and a barrier lets
 // the others run. Copies are carried out at once or, with `lazy`, where they are waited for,
 // so that a missing wait shows in one of them and a place that is used again too early in the other.
+// With an `order` that is not 0, blocks, warps and lanes run in one of many orders, and some warps as
+// far ahead of others as barriers let them, so that a missing barrier shows as another result.
 #pragma once
 
 #include <cmath>
@@ -52,7 +54,13 @@ static std::vector<Thread> threads;
 static Thread *current;
 static ucontext_t scheduler;
 static bool lazy;
+static u32 order; // 0: rising, all threads from one barrier to the next
 
+static inline u32 below(u32 many) { // of a sequence that follows from `order`
+    order = order * 1664525u + 1013904223u;
+    order += !order;
+    return (u32)((u64)order * many >> 32);
+}
 static inline void yield() { swapcontext(&current->context, &scheduler); }
 static inline Warp &warp() { return block.warps[current->thread.x / 32]; }
 static inline char *mine() { return block.shared; }
@@ -198,6 +206,31 @@ DEVICE u32 rounded(float low, float high) {
 
 namespace emulator {
 
+static inline bool step(Thread &x) {
+    if (x.done) return false;
+    current = &x;
+    swapcontext(&scheduler, &x.context);
+    return true;
+}
+// A warp of any place takes one step, or as many as let it wait for another warp.
+static inline void some_warp() {
+    constexpr int FAR = 400;
+    const int first = 32 * below(threads.size() / 32);
+    for (int steps = below(2) ? FAR : 1; steps; steps--)
+        for (int i = 0, lane = below(32); i < 32; i++, lane = (lane + 11) % 32)
+            step(threads[first + lane]);
+}
+static inline bool all_done() {
+    for (const Thread &x : threads)
+        if (!x.done) return false;
+    return true;
+}
+// Of `many` blocks the one that runs after `at` others.
+static inline int of_block(int at, int many, int first, bool falling) {
+    const int i = falling ? many - 1 - at : at;
+    return (i + first) % many;
+}
+
 // Runs `kernel` for every block of a grid, one after the other.
 template <class Kernel>
 void run(Place grid, int block_size, size_t bytes, bool wait_lazily, Kernel kernel) {
@@ -205,7 +238,10 @@ void run(Place grid, int block_size, size_t bytes, bool wait_lazily, Kernel kern
     static Kernel *entered;
     entered = &kernel;
     std::vector<std::vector<char>> stacks(block_size, std::vector<char>(1 << 16));
-    for (int at = 0; at < grid.x * grid.y * grid.z; at++) {
+    const int many = grid.x * grid.y * grid.z, first = order ? below(many) : 0;
+    const bool falling = order && below(2);
+    for (int i = 0; i < many; i++) {
+        const int at = of_block(i, many, first, falling);
         block = {};
         block.memory.assign(bytes + 128, (char)0xff); // NaN
         block.shared = (char *)(((uintptr_t)block.memory.data() + 127) / 128 * 128);
@@ -221,10 +257,9 @@ void run(Place grid, int block_size, size_t bytes, bool wait_lazily, Kernel kern
             x.context.uc_link = &scheduler;
             makecontext(&x.context, +[] { (*entered)(); current->done = true; }, 0);
         }
-        for (bool left = true; left;) {
-            left = false;
-            for (Thread &x : threads)
-                if (!x.done) left = true, current = &x, swapcontext(&scheduler, &x.context);
+        while (!all_done()) {
+            if (order) some_warp();
+            else for (Thread &x : threads) step(x);
         }
     }
 }

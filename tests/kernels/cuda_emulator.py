@@ -18,11 +18,14 @@ HERE = Path(__file__).parent
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="no g++ for the emulator")
 # Copies are carried out as late as they may be, or at once.
 lazy = True
+# In which order blocks, warps and lanes run; 0 is the plain one.
+order = 0
 
 _CHAIN = f"""
 #define EMULATED
 #include "{HERE / "cuda_emulator.h"}"
 #include "{nvrtc.SOURCES / fa3_chain.SOURCE}"
+extern "C" void of_order(u32 x) {{ emulator::order = x; }}
 extern "C" int of_threads() {{ return THREADS; }}
 extern "C" int of_bytes() {{ return sizeof(Shared); }}
 extern "C" void emulate(const u16 *v, const int *table, const int *lengths, const float *scores,
@@ -41,9 +44,10 @@ extern "C" void emulate(const u16 *v, const int *table, const int *lengths, cons
 _SAMPLER = f"""
 #define EMULATED
 #include "{HERE / "cuda_emulator.h"}"
-static int step;
-#define STEP step
+static int this_step;
+#define STEP this_step
 #include "{nvrtc.SOURCES / gpu_sampler.SOURCE}"
+extern "C" void of_order(u32 x) {{ emulator::order = x; }}
 extern "C" int of_bytes(int of) {{
     const int kept[] = {{offsetof(Shared, tally), sizeof(Tally) + offsetof(Shared, tally)}};
     return of == 3 ? sizeof(Shared) : kept[of == 1];
@@ -63,7 +67,7 @@ extern "C" void emulate(int of, int rows, const float *logits, const float *temp
                         const float *top_ps, const float *min_ps, const void *top_ks,
                         const void *seeds, const void *positions, long long *token, u64 *scratch,
                         long long ld, long long vocab, int slices, int wide, int bytes) {{
-    step = of;
+    this_step = of;
     emulator::run(Place{{rows, of == 3 ? 1 : slices, 1}}, THREADS, bytes, false, [=] {{
         sampler(logits, temperatures, top_ps, min_ps, top_ks, seeds, positions, token, scratch, ld,
                 vocab, slices, wide);
@@ -93,6 +97,7 @@ def attend(
     batch, heads, d = o.shape
     groups = v_pool.shape[1]
     library = built(d, heads // groups, chunk, parts is None, launch)
+    library.of_order(order)
     strides = v_pool.stride(0), v_pool.stride(1), table.stride(0), scores.stride(1)
     strides += o.stride(0), o.stride(1)
     library.emulate(
@@ -139,6 +144,7 @@ def run_sampler(given, token, scratch, slices, launch):
         for x in gpu_sampler.arguments(given, token, scratch, slices)
     ]
     values = [ctypes.c_longlong(x) if isinstance(x, int) else x for x in values]
+    library.of_order(order)
     for step in gpu_sampler.STEPS:
         size = ctypes.c_int(gpu_sampler.shared_bytes(step, launch))
         library.emulate(step, len(token), *values, size)

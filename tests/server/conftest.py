@@ -10,7 +10,10 @@ from support import CPU, arguments
 
 @pytest.fixture(scope="session")
 def servers(demo_model, tmp_path_factory):
-    """Three servers: stock, ours, and ours again (of equal key, with a seed for those without)."""
+    """Three servers: stock, ours, and ours again: of equal key, and it takes more requests.
+
+    Those without a seed get one of their content, and they may bring a logit processor.
+    """
     logs = tmp_path_factory.mktemp("servers")
     argv = arguments(demo_model)
     found = {
@@ -18,7 +21,7 @@ def servers(demo_model, tmp_path_factory):
         "ours": ServerProcess("sgl_det.launch_server", argv, log=logs / "ours.log", env=CPU),
         "again": ServerProcess(
             "sgl_det.launch_server",
-            (*argv, "--det-default-seed", "5"),
+            (*argv, "--det-default-seed", "5", "--enable-custom-logit-processor"),
             log=logs / "again.log",
             env=CPU,
         ),

@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.server, pytest.mark.timeout(600)]
 NAMES = ("plain", "filters", "greedy", "penalties")
 # Long enough to be under way when something happens.
 NEW = 48
+FOREVER = {"max_new_tokens": 1500}
 LONG = {"max_new_tokens": 300, "ignore_eos": True, "temperature": 1.0}
 
 
@@ -32,12 +33,12 @@ def body(name, **sampling):
     return {"input_ids": prompt(name), "sampling_params": params, **ask}
 
 
-def answers(url):
-    """All targets at once, each in a request of its own."""
+def replies_of(url, **more):
+    """Of all targets at once, each in a request of its own."""
     found = {}
 
     def one(name):
-        found[name] = bits(post(url, "/generate", body(name)))
+        found[name] = post(url, "/generate", body(name) | more)
 
     threads = [threading.Thread(target=one, args=(name,)) for name in NAMES]
     for thread in threads:
@@ -46,6 +47,11 @@ def answers(url):
         thread.join()
     assert set(found) == set(NAMES)
     return found
+
+
+def answers(url):
+    """Their bits."""
+    return {name: bits(reply) for name, reply in replies_of(url).items()}
 
 
 @pytest.fixture(scope="module")
@@ -169,17 +175,67 @@ def test_more_requests_than_may_run(sgl_det_server, oracle):
     assert found == oracle
 
 
+@contextmanager
+def server_with(model, log, *flags, **environ):
+    """A server of the same model with more flags."""
+    argv = (*arguments(model), *flags)
+    server = ServerProcess("sgl_det.launch_server", argv, log=log, env={**CPU, **environ})
+    with running([server], 400):
+        yield server.url
+
+
 @pytest.mark.long
 def test_other_schedules_give_the_same_bits(demo_model, oracle, tmp_path):
-    """Without overlap, with priorities, one request at a time, and with small chunks."""
+    """Without overlap, one or two requests at a time, and with small chunks."""
     flags = {
         "no overlap": ("--disable-overlap-schedule",),
-        "priorities": ("--enable-priority-scheduling", "--schedule-policy", "fcfs"),
         "few": ("--max-running-requests", "2"),
         "chunks": ("--chunked-prefill-size", "16", "--schedule-conservativeness", "0.3"),
     }
     for name, more in flags.items():
-        argv, log = (*arguments(demo_model), *more), tmp_path / f"{name}.log"
-        server = ServerProcess("sgl_det.launch_server", argv, log=log, env=CPU)
-        with running([server], 400):
-            assert answers(server.url) == oracle, name
+        with server_with(demo_model, tmp_path / name, *more) as url:
+            assert answers(url) == oracle, name
+
+
+@pytest.mark.long
+def test_requests_that_give_way_to_others_keep_their_bits(demo_model, oracle, tmp_path):
+    """Preempted by priority: computed anew later, what they had generated as part of a prompt."""
+    flags = ("--enable-priority-scheduling", "--max-running-requests", "4")
+    flags = (*flags, "--priority-scheduling-preemption-threshold", "5")
+    short = {"max_new_tokens": 6, "ignore_eos": True, "temperature": 1.0, "top_p": 0.9}
+    with server_with(demo_model, tmp_path / "log", *flags) as url:
+
+        def urge(i):
+            crowd = {"input_ids": [prompt(f"urgent {i} {k}") for k in range(2)], "priority": 10}
+            post(url, "/generate", {**crowd, "sampling_params": short})
+
+        found, gave_way = {}, 0
+        for _ in range(3):
+            with meanwhile(urge):
+                replies = replies_of(url, priority=0)
+            found = {name: bits(reply) for name, reply in replies.items()}
+            assert found == oracle
+            gave_way += sum(r["meta_info"]["num_retractions"] for r in replies.values())
+    assert gave_way >= 3
+
+
+@pytest.mark.long
+def test_requests_that_run_out_of_time_change_no_bit(demo_model, oracle, tmp_path):
+    """The server gives up on neighbours that wait or run for too long."""
+    environ = {"SGLANG_REQ_RUNNING_TIMEOUT": "3", "SGLANG_REQ_WAITING_TIMEOUT": "2"}
+    flags = ("--max-running-requests", "5")
+    with server_with(demo_model, tmp_path / "log", *flags, **environ) as url:
+        ended = []
+
+        def linger(i):
+            asked = {"input_ids": prompt(f"slow {i}"), "sampling_params": {**LONG, **FOREVER}}
+            ended.append(requests.post(f"{url}/generate", json=asked, timeout=TIMEOUT).status_code)
+
+        threads = [threading.Thread(target=linger, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for name in NAMES:
+            assert bits(post(url, "/generate", body(name))) == oracle[name], name
+        for thread in threads:
+            thread.join()
+    assert ended == [503] * 3

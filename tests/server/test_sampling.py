@@ -187,9 +187,9 @@ def test_seeds_of_a_batch(url):
 def test_samples_are_requests_with_derived_seeds(url):
     body = {"input_ids": prompt("n"), "return_logprob": True, "top_logprobs_num": 3}
     params = {**parameters("filters"), "sampling_seed": 77}
-    found = post(url, "/generate", {**body, "sampling_params": {**params, "n": 4}})
-    assert [x["meta_info"]["sampling_seed"] for x in found] == [of_sample(77, i) for i in range(4)]
-    assert len({bits(x) for x in found}) == 4
+    found = post(url, "/generate", {**body, "sampling_params": {**params, "n": 8}})
+    assert [x["meta_info"]["sampling_seed"] for x in found] == [of_sample(77, i) for i in range(8)]
+    assert len({bits(x) for x in found}) == 8
     for answer in found:
         params["sampling_seed"] = answer["meta_info"]["sampling_seed"]
         sampled.flush(url)
