@@ -54,6 +54,7 @@ static std::vector<Thread> threads;
 static Thread *current;
 static ucontext_t scheduler;
 static bool lazy;
+static u64 moved; // how often any thread came to a barrier or left one
 static u32 order; // 0: rising, all threads from one barrier to the next
 
 static inline u32 below(u32 many) { // of a sequence that follows from `order`
@@ -66,8 +67,9 @@ static inline Warp &warp() { return block.warps[current->thread.x / 32]; }
 static inline char *mine() { return block.shared; }
 static inline void meet(Barrier &barrier, int all) {
     const int phase = barrier.phase;
-    barrier.arrive(all);
+    barrier.arrive(all), moved++;
     while (barrier.phase == phase) yield();
+    moved++;
 }
 static inline void carry_out(const Copy &c) {
     if (c.there) memcpy(c.to, c.from, 16); else memset(c.to, 0, 16);
@@ -101,6 +103,7 @@ DEVICE void arrive_with_copies(u64 *barrier) {
 }
 DEVICE void wait_for(u64 *barrier, int phase) {
     while ((*barrier >> 32) % 2 == phase % 2) emulator::yield();
+    emulator::moved++;
 }
 DEVICE void sync_warp() { emulator::meet(emulator::warp().barrier, 32); }
 template <int ID, int COUNT> DEVICE void sync_some() {
@@ -212,13 +215,16 @@ static inline bool step(Thread &x) {
     swapcontext(&scheduler, &x.context);
     return true;
 }
-// A warp of any place takes one step, or as many as let it wait for another warp.
+// Any warp takes one step, or as many as there are until it waits for another warp.
 static inline void some_warp() {
-    constexpr int FAR = 400;
     const int first = 32 * below(threads.size() / 32);
-    for (int steps = below(2) ? FAR : 1; steps; steps--)
+    const bool far = below(2);
+    u64 before;
+    do {
+        before = moved;
         for (int i = 0, lane = below(32); i < 32; i++, lane = (lane + 11) % 32)
             step(threads[first + lane]);
+    } while (far && moved != before);
 }
 static inline bool all_done() {
     for (const Thread &x : threads)

@@ -149,6 +149,14 @@ if ACTIVE:
         monkeypatch.setattr(cuda_emulator, "lazy", lazy)
         assert_bitwise_equal(case.decode(**how), want, "a ring")
 
+    @pytest.mark.parametrize("order", [7, 77, 777])
+    def test_no_bit_follows_the_order_of_threads(order, monkeypatch):
+        case = Case(SHAPES[0], [1280, 700])
+        how = {"launch": Launch(16, 4), "chunk": 1280}
+        want = case.decode(**how)
+        monkeypatch.setattr(cuda_emulator, "order", order)
+        assert_bitwise_equal(case.decode(**how), want, f"order {order}")
+
 
 def test_the_size_of_a_chunk_shows():
     """Control: another order gives other bits."""

@@ -66,8 +66,8 @@ def failing():
 
 
 BODIES = {
-    "one ban": (banning, {"token_ids": list(range(0, 256, 2))}),
-    "another": (banning, {"token_ids": list(range(1, 256, 2))}),
+    "one ban": (banning, {"token_ids": list(range(0, 320, 2))}),
+    "another": (banning, {"token_ids": list(range(1, 320, 2))}),
     "looking back": (looking_back, None),
     "counting": (counting, None),
 }
