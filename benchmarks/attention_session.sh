@@ -2,10 +2,12 @@
 # What the attention of all three backends needs from a GPU, each part with a time limit of its own:
 #   attention_session.sh PART...   parts: tests kernels retraction probe server-fa3 server-triton server-flashinfer capacity
 # Results go to $OUT (default: the working directory); a part that ends early keeps what it has.
-# WORKLOADS=A,B,... measures only those of bench_server.py; MODEL is another model than qwen3-8b.
+# WORKLOADS=A,B,... measures only those of bench_server.py; MODEL is another model than qwen3-8b; BACKENDS="A B" are those of kernels,
+# probe and capacity.
 set -u
 out=${OUT:-.}
 model=${MODEL:-qwen3-8b}
+backends=${BACKENDS:-fa3 triton flashinfer}
 # What is told to end stops its servers, which takes it some seconds: a script at TERM, pytest at INT.
 run() { timeout -s "${SIGNAL:-TERM}" -k 25 "$1" "${@:2}" 2>&1 | tail -"${LINES_KEPT:-40}"; }
 pack() { (cd "$out" && files=$(ls $2 2>/dev/null); [ -n "$files" ] && tar cJf "$1.tar.xz" $files && rm -f $files); }
@@ -15,7 +17,7 @@ for part in "$@"; do
     tests) SIGNAL=INT run 200 python3 -m pytest -p no:benchmark -p no:cacheprovider -q --tb=short -m gpu -n 12 tests/kernels/test_tiles.py \
         tests/kernels/test_attention.py tests/kernels/test_attention_proof.py tests/kernels/test_cublaslt.py tests/kernels/test_merge_chunks.py ;;
     kernels)
-        for backend in triton flashinfer fa3; do
+        for backend in $backends; do
             run 70 python3 -W ignore benchmarks/bench_attention.py --backend $backend --out "$out/attention-$backend.jsonl" --seconds 60
         done
         run 100 python3 -W ignore benchmarks/check_fa3.py --out "$out/check-fa3.jsonl" --seconds 85
@@ -26,19 +28,19 @@ for part in "$@"; do
     probe) # three servers side by side, each under its own full probe
         mkdir -p "$out/probe"
         python3 -c "from sgl_det.make_model import resolve_model; resolve_model('$model')"
-        for backend in fa3 triton flashinfer; do
+        for backend in $backends; do
             timeout -k 25 400 python3 -W ignore benchmarks/axes.py --model "$model" --run $backend:sgl_det --seconds 370 \
                 --out "$out/probe" >"$out/probe/$backend.out" 2>&1 &
         done
         wait
-        for backend in fa3 triton flashinfer; do tail -n "${LINES_KEPT:-40}" "$out/probe/$backend.out"; done
+        for backend in $backends; do tail -n "${LINES_KEPT:-40}" "$out/probe/$backend.out"; done
         pack probe-logs "probe/*.log probe/*.out" ;;
     server-fa3 | server-triton | server-flashinfer)
         backend=${part#server-}
         run 285 python3 -W ignore benchmarks/bench_server.py --model "$model" --backend "$backend" --seconds 255 \
             ${WORKLOADS:+--workloads "$WORKLOADS"} --out "$out/$part.json"
         pack "$part-logs" "$part.*.log" ;;
-    capacity) for backend in fa3 triton flashinfer; do
+    capacity) for backend in $backends; do
         run 260 python3 -W ignore benchmarks/bench_server.py --model "$model" --backend $backend --workloads "" --capacity \
             --out "$out/server-$backend-capacity.json"
     done ;;
