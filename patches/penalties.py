@@ -3,7 +3,8 @@
 While SGLang schedules a step, the last one's token is still being computed: it penalises the token
 before it, or the last of the prompt, and where another's prefill came in between it leaves one out
 and counts the next twice. A retracted request starts again with nothing penalised. Here each token
-is counted once, before the step that follows it, which therefore waits for it (`waits.py`).
+is counted once, before the step that follows it, which therefore waits for it (`waits.py`); and
+what is subtracted is one sum, with and without `--disable-overlap-schedule`.
 """
 
 from __future__ import annotations
@@ -79,6 +80,15 @@ def _counting(original):
     return cumulate_penalty_output_tokens
 
 
+def _adding(original):
+    @wraps(original)
+    def apply(self, logits, repeat=None):
+        # For one row a request this is the sum that a step scheduled ahead takes.
+        return original(self, logits, 1 if repeat is None else repeat)
+
+    return apply
+
+
 def _forwarding(original):
     @wraps(original)
     def copy_for_forward(self):
@@ -96,6 +106,13 @@ _TABLE = (
         "ff5a0306e753",
         "a retracted request is penalised for the tokens that it had",
         _beginning,
+    ),
+    (
+        "sum",
+        "sglang.srt.sampling.penaltylib.orchestrator:BatchedPenalizerOrchestrator.apply",
+        "57d9142a34ac",
+        "without overlap they are added one by one, in the order of a set; with it, their sum is",
+        _adding,
     ),
     (
         "count",

@@ -150,6 +150,31 @@ def penalties(patched: bool):
     return len(set(found))
 
 
+def ways_to_penalise(patched: bool):
+    """The numbers that differ between a step scheduled ahead and one that is not."""
+    import torch
+    from sglang.srt.sampling import penaltylib
+    from sglang.srt.sampling.penaltylib.orchestrator import BatchedPenalizerOrchestrator
+
+    from sgl_det.patches.penalties import _adding
+
+    params = SimpleNamespace(frequency_penalty=0.7, presence_penalty=0.3)
+    kinds = {penaltylib.BatchedFrequencyPenalizer, penaltylib.BatchedPresencePenalizer}
+    req = SimpleNamespace(sampling_params=params, output_ids=[1], origin_input_ids=[1])
+    batch = Batch([req])  # the orchestrator does not keep it alive
+    made = BatchedPenalizerOrchestrator(VOCAB, batch, kinds)
+    made.cumulate_output_tokens(torch.tensor([3]))
+    for penalizer in made.penalizers.values():  # of as many tokens as there are
+        kept = next(x for x in vars(penalizer) if x.startswith("cumulated"))
+        setattr(penalizer, kept, torch.rand(1, VOCAB, generator=torch.Generator().manual_seed(7)))
+    logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2))
+    ahead, now = torch.zeros(1, VOCAB), logits.clone()
+    made.accumulate_additive_penalties(ahead)
+    apply = BatchedPenalizerOrchestrator.apply
+    (_adding(apply) if patched else apply)(made, now)
+    return int((now.view(torch.int32) != (logits + ahead).view(torch.int32)).sum())
+
+
 def default_seeds():
     """The seeds of two requests that name none, as SGLang's scheduler fills them in."""
     from sglang.srt.sampling import sampling_batch_info
@@ -212,6 +237,7 @@ def main() -> None:
     found = {"stock": sampled(module, module.Sampler.forward), "ours": sampled(module, ours)}
     for name in found:
         found[name]["penalties"] = penalties(name == "ours")
+        found[name]["ways"] = ways_to_penalise(name == "ours")
     theirs = module.apply_custom_logit_processor
     found["stock"]["processors"] = processors(module, theirs)
     found["ours"]["processors"] = processors(module, logit_processors._row_by_row(theirs))

@@ -54,6 +54,10 @@ def test_penalties_do_not_depend_on_when_tokens_are_known(found):
     assert found["ours"]["penalties"] == 1 and found["stock"]["penalties"] == 3
 
 
+def test_penalties_do_not_depend_on_overlap(found):
+    assert found["ours"]["ways"] == 0 and found["stock"]["ways"] > 10
+
+
 def test_code_of_a_request_edits_its_own_row_and_ends_sglangs_scheduler(found):
     assert found["ours"]["processors"] == [[3], [4]]
     assert found["stock"]["processors"] == "AssertionError"
