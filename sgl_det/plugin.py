@@ -53,17 +53,19 @@ def activate(config: Config) -> PatchSet:
     """Apply this process's patches, once. Raises PatchError, with nothing changed, on a misfit."""
     global _active
     if _active is None:
-        from sgl_det import launch_hook, patches, worker
+        from sgl_det import board, launch_hook, patches, worker
         from sgl_det.backend import BACKENDS
         from sgl_det.kernels import proof
 
         _allow_backends()
         if config.owner == os.getpid():
-            found = PatchSet(patches.for_launcher(launch_hook.ready))
+            found = PatchSet(patches.for_launcher(launch_hook))
         else:
+            worker.board = board.at(config.board) if config.board else None
             worker.backend = BACKENDS[config.backend]
             proof.SETTINGS.linear = config.linear
             proof.SETTINGS.cache = cache_folder() / "proofs"
+            proof.SETTINGS.canary_s = config.canary_s
             found = PatchSet(patches_of_worker(worker.backend))
         found.apply()
         _active = found
