@@ -56,11 +56,12 @@ def idle(scheduler: Any) -> None:
     """Repeat a proof, if it is time; one that no longer holds is told everywhere."""
     from sgl_det.kernels import canary, proof
 
+    known = len(proof.BROKEN)
     if not canary.tick():
         return
     if scheduler.server_args.enable_metrics:
         metrics.of_canary(proof.PROVEN)
-    if proof.BROKEN:
+    if len(proof.BROKEN) > known:
         _leave(proof.BROKEN[0])
         events.tell("canary_mismatch", reason=proof.BROKEN[-1], **proof.PROVEN["canary"])
 
@@ -71,7 +72,9 @@ def failures() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _leave(f"{type(error).__name__}: {_first_line(error)}")
+        # What we raise is a sentence; what anything else raises needs its name.
+        kind = "" if type(error) is RuntimeError else f"{type(error).__name__}: "
+        _leave(kind + _first_line(error))
         raise
 
 
