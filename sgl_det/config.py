@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import MutableMapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -44,6 +45,11 @@ class Config:
                 f"--det-default-seed is {self.default_seed}; expected a 64-bit signed integer"
             )
 
+        if self.expect_key is not None and not re.fullmatch("[0-9a-f]{12}", self.expect_key):
+            raise ValueError(
+                f"--det-expect-key is {self.expect_key!r}; expected a numerics key of 12 hex "
+                f"digits, as GET /determinism and the header of every answer have it"
+            )
         for flag, seconds in (("canary", self.canary_s), ("drain", self.drain_s)):
             if not 0 <= seconds < float("inf"):
                 raise ValueError(f"--det-{flag}-seconds is {seconds}; expected 0 or more")

@@ -135,7 +135,10 @@ def complete(argv: list[str], on_cpu: bool) -> list[str]:
     """SGLang's arguments with what we add: the flag, the CPU's defaults, a made-up model's path."""
     from sgl_det.make_model import resolve_model
 
-    argv = _with_model_path(argv, resolve_model)
+    try:
+        argv = _with_model_path(argv, resolve_model)
+    except OSError as error:  # a sentence of ours on the cache folder
+        raise Refused(str(error)) from error
     added = ["--enable-deterministic-inference", "--bf16-gemm-backend", "torch"]
     if on_cpu:
         added += ["--device", "cpu"]

@@ -101,6 +101,6 @@ def of_launcher(answer: dict[str, Any]) -> None:
 
 
 def of_problem(problem: str | None) -> None:
-    """Whether a patch or proof is known not to hold."""
+    """Whether a patch or proof is known not to hold: by the launcher's last look, or the canary."""
     held = _gauge("sgl_det_problem", "1 where a patch or proof no longer holds")
     held.set(int(bool(problem)))

@@ -16,6 +16,7 @@ from sgl_det.patch import Patch, PatchError, PatchSet
 
 if TYPE_CHECKING:
     from sgl_det.backend import Backend
+    from sgl_det.board import Board
 
 _active: PatchSet | None = None
 
@@ -53,7 +54,7 @@ def activate(config: Config) -> PatchSet:
     """Apply this process's patches, once. Raises PatchError, with nothing changed, on a misfit."""
     global _active
     if _active is None:
-        from sgl_det import board, launch_hook, patches, worker
+        from sgl_det import launch_hook, patches, worker
         from sgl_det.backend import BACKENDS
         from sgl_det.kernels import proof
 
@@ -61,7 +62,7 @@ def activate(config: Config) -> PatchSet:
         if config.owner == os.getpid():
             found = PatchSet(patches.for_launcher(launch_hook))
         else:
-            worker.board = board.at(config.board) if config.board else None
+            worker.board = _board(config.board) if config.board else None
             worker.backend = BACKENDS[config.backend]
             proof.SETTINGS.linear = config.linear
             proof.SETTINGS.cache = cache_folder() / "proofs"
@@ -70,6 +71,18 @@ def activate(config: Config) -> PatchSet:
         found.apply()
         _active = found
     return _active
+
+
+def _board(path: str) -> Board:
+    from sgl_det import board
+
+    try:
+        return board.at(path)
+    except OSError as error:
+        raise PatchError(
+            f"the launcher's board {path} cannot be opened ({error.strerror}), expected that "
+            f"processes of one user see each other in /proc; mount it without hidepid"
+        ) from error
 
 
 def patches_of_worker(backend: Backend) -> tuple[Patch, ...]:

@@ -52,7 +52,7 @@ def decide(server_args: Any, config: Config) -> tuple[Backend, Judgement]:
 
 def expect_key(config: Config, key: str) -> None:
     """Refuse to serve under another numerics key than the one the user named."""
-    if config.expect_key is not None and config.expect_key.strip().lower() != key:
+    if config.expect_key is not None and config.expect_key != key:
         raise Refused(
             f"the numerics key of this server is {key}, expected {config.expect_key}; compare "
             f"GET /determinism of both servers to see which part differs"

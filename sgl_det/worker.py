@@ -61,6 +61,7 @@ def idle(scheduler: Any) -> None:
         return
     if scheduler.server_args.enable_metrics:
         metrics.of_canary(proof.PROVEN)
+        metrics.of_problem(next(iter(proof.BROKEN), None))
     if len(proof.BROKEN) > known:
         _leave(proof.BROKEN[0])
         events.tell("canary_mismatch", reason=proof.BROKEN[-1], **proof.PROVEN["canary"])

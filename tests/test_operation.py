@@ -63,6 +63,12 @@ def test_times_are_checked(flag, value):
         split_argv([f"{flag}={value}"], "test")
 
 
+@pytest.mark.parametrize("key", ["", "0123", "0123456789AB", "0123456789abcdef"])
+def test_an_expected_key_that_no_server_can_have_is_refused_at_once(key):
+    with pytest.raises(ValueError, match="--det-expect-key is .*12 hex digits"):
+        split_argv(["--det-expect-key", key], "test")
+
+
 def test_times_have_defaults():
     config, rest = split_argv(["--det-canary-seconds", "0", "--port", "1"], "test")
     assert (config.canary_s, config.drain_s) == (0, Config().drain_s) and rest == ["--port", "1"]
