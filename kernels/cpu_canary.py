@@ -1,7 +1,7 @@
 """The cases that an idle server on a CPU repeats: a few rows of each kernel, with their first bits.
 
 They are made right after the self-test has passed, so the bits kept are the canonical ones. Each
-holds its own operands (at most COLUMNS outputs of a layer), and takes a few milliseconds.
+holds its own operands (of a layer at most _COLUMNS outputs), and takes a few milliseconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A page of memory in which a worker leaves one sentence: why it, or its every claim, ended.
+"""A page of memory in which a worker leaves a sentence: why it, or its every claim, ended.
 
 The launcher makes it and reads it at no cost, also where the worker no longer answers. It is no
 file on any disk, and goes with the launcher's process.
@@ -10,23 +10,30 @@ import mmap
 import os
 
 _BYTES = mmap.PAGESIZE
+_EACH = _BYTES // 2
+# Where each kind of sentence begins.
+_AT = {"problem": 0, "failure": _EACH}
 
 
 class Board:
-    """The page, shared by the processes that have opened the same path. Linux only."""
+    """The page, shared by the processes that have opened the same path. Linux only.
+
+    It has room for two kinds of sentence: a "problem" ends the claims, a "failure" the process.
+    """
 
     def __init__(self, handle: int) -> None:
         self._page = mmap.mmap(handle, _BYTES)
 
-    def write(self, sentence: str) -> None:
+    def write(self, kind: str, sentence: str) -> None:
         """Leave a sentence, unless one is there: the first is the cause of the others."""
-        if not self.read():
-            text = sentence.encode()[: _BYTES - 1]
-            self._page[: len(text)] = text
+        if not self.read(kind):
+            text, at = sentence.encode()[: _EACH - 1], _AT[kind]
+            self._page[at : at + len(text)] = text
 
-    def read(self) -> str:
-        """The sentence, or ""."""
-        return bytes(self._page).partition(b"\0")[0].decode(errors="replace")
+    def read(self, kind: str) -> str:
+        """The sentence of a kind, or ""."""
+        at = _AT[kind]
+        return self._page[at : at + _EACH].partition(b"\0")[0].decode(errors="replace")
 
 
 def create() -> tuple[Board, str]:

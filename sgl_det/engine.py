@@ -43,7 +43,7 @@ def Engine(
         default_seed=det_default_seed,
     )
     startup.load_plugins(settings)
-    launch_hook.on_end(lambda asked: _ended(asked, notes.read()))
+    launch_hook.on_end(lambda asked: _ended(asked, notes.read("failure")))
     try:
         return _start(settings, _completed(kwargs, on_cpu))
     finally:

@@ -79,18 +79,21 @@ def _serve(argv: list[str]) -> int:
     startup.tell_lifted(judgement)
     source = endpoint.Determinism(
         lambda r: startup.determinism(r, backend, judgement),
-        board=notes.read,
+        board=lambda: notes.read("problem"),
         told=metrics.of_launcher if server_args.enable_metrics else lambda answer: None,
     )
     endpoint.install(app, source)
     launch_hook.on_ready(lambda report: _ready(report, source, config))
-    launch_hook.on_end(lambda asked: _ended(asked, source.key, notes.read()))
+    launch_hook.on_end(lambda asked: _ended(asked, source.key, notes.read("failure")))
     try:
         run_server(server_args)
+    except KeyboardInterrupt:
+        pass
     except RuntimeError as error:
         raise Refused(f"the server stopped during start-up: {_last_words(error)}") from error
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
+    _ended(True, source.key, "")
     return 0
 
 

@@ -63,7 +63,7 @@ def idle(scheduler: Any) -> None:
         metrics.of_canary(proof.PROVEN)
         metrics.of_problem(next(iter(proof.BROKEN), None))
     if len(proof.BROKEN) > known:
-        _leave(proof.BROKEN[0])
+        _leave("problem", proof.BROKEN[0])
         events.tell("canary_mismatch", reason=proof.BROKEN[-1], **proof.PROVEN["canary"])
 
 
@@ -74,14 +74,14 @@ def failures() -> Iterator[None]:
         yield
     except Exception as error:
         # What we raise is a sentence; what anything else raises needs its name.
-        kind = "" if type(error) is RuntimeError else f"{type(error).__name__}: "
-        _leave(kind + _first_line(error))
+        name = "" if type(error) is RuntimeError else f"{type(error).__name__}: "
+        _leave("failure", name + _first_line(error))
         raise
 
 
-def _leave(sentence: str) -> None:
+def _leave(kind: str, sentence: str) -> None:
     if board is not None:
-        board.write(sentence)
+        board.write(kind, sentence)
 
 
 def _first_line(error: BaseException) -> str:

@@ -18,14 +18,13 @@ from sgl_det.config import Config, split_argv
 
 def test_a_child_leaves_a_sentence_and_the_first_one_stays():
     notes, path = board.create()
-    assert notes.read() == ""
-    script = f"from sgl_det import board; board.at({path!r}).write('because ä')"
+    assert notes.read("problem") == notes.read("failure") == ""
+    script = f"from sgl_det import board; board.at({path!r}).write('failure', 'because ä')"
     subprocess.run([sys.executable, "-c", script], check=True)
-    notes.write("and therefore")
-    assert notes.read() == "because ä"
-    long, _ = board.create()
-    long.write("x" * 100_000)
-    assert set(long.read()) == {"x"}
+    notes.write("failure", "and therefore")
+    assert (notes.read("problem"), notes.read("failure")) == ("", "because ä")
+    notes.write("problem", "x" * 100_000)
+    assert set(notes.read("problem")) == {"x"} and notes.read("failure") == "because ä"
 
 
 def test_a_board_goes_with_its_process():
@@ -161,7 +160,7 @@ def test_the_reason_of_a_failing_worker_is_left_on_the_board(monkeypatch):
         monkeypatch.setattr(worker, "board", notes)
         with pytest.raises(type(error)), worker.failures():
             raise error
-        assert notes.read() == said
+        assert notes.read("failure") == said
 
 
 @pytest.mark.parametrize("asked, status", [(True, 0), (False, 1)])

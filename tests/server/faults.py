@@ -79,9 +79,9 @@ def events(server: ServerProcess, name: str) -> list[dict]:
 @contextmanager
 def stuck_reader(server: ServerProcess) -> Iterator[socket.socket]:
     """A client that asks for a stream of some megabytes and reads its first byte only."""
-    params = {"max_new_tokens": 300, "ignore_eos": True}
+    params = {"max_new_tokens": 400, "ignore_eos": True}
     asked = {"input_ids": sampled.prompt("stuck"), "sampling_params": params, "stream": True}
-    text = json.dumps(asked | {"return_logprob": True, "top_logprobs_num": 20}).encode()
+    text = json.dumps(asked | {"return_logprob": True, "top_logprobs_num": 300}).encode()
     head = "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
