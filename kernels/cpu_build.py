@@ -10,6 +10,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from sgl_det.kernels import sealed
+
 _HERE = Path(__file__).parent
 _FLAGS = (
     "-O2 -march=native -std=gnu11 -ffp-contract=off -fno-math-errno -fPIC -shared -fopenmp".split()
@@ -17,17 +19,17 @@ _FLAGS = (
 
 
 def build() -> Path:
-    """The shared library, compiled now if it is not in the cache.
+    """The shared library, compiled now if it is not in the cache, or not whole there.
 
-    Raises RuntimeError, in one sentence, when there is no C compiler or it refuses.
+    Raises RuntimeError, in one sentence, when there is no C compiler, it refuses, or the cache
+    cannot be written.
     """
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
     if not compiler:
         raise RuntimeError("the CPU kernels need a C compiler: no gcc in PATH; install gcc")
     target = cache_folder() / f"cpu-{_digest(compiler)}.so"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _compile(compiler, target)
+    if sealed.read(target) is None:
+        sealed.write(target, _compile(compiler))
     return target
 
 
@@ -60,16 +62,12 @@ def _digest(compiler: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _compile(compiler: str, target: Path) -> None:
-    handle, name = tempfile.mkstemp(suffix=".so", dir=target.parent)
-    os.close(handle)
-    try:
-        c_files = [str(p) for p in _sources() if p.suffix == ".c"]
-        _run([compiler, *_FLAGS, *c_files, "-lm", "-o", name])
-        # Several processes may compile at once; each puts a whole file in place.
-        os.replace(name, target)
-    finally:
-        Path(name).unlink(missing_ok=True)
+def _compile(compiler: str) -> bytes:
+    c_files = [str(p) for p in _sources() if p.suffix == ".c"]
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "cpu.so"
+        _run([compiler, *_FLAGS, *c_files, "-lm", "-o", str(library)])
+        return library.read_bytes()
 
 
 def _run(command: list[str]) -> str:

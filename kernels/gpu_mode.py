@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable
 
 import torch
@@ -29,9 +28,13 @@ def enable(shapes: Iterable[Shape], rows_of: dict[str, Callable[[], str]]) -> No
     rows_of   named checks of other row operations: each says which kernel serves, or raises
     Raises `linear_setup.Unproven` where no kernel has the canonical bits.
     """
-    global _overrides
     disable()
-    begun = time.monotonic()
+    with proof.timed():
+        _prove(shapes, rows_of)
+
+
+def _prove(shapes: Iterable[Shape], rows_of: dict[str, Callable[[], str]]) -> None:
+    global _overrides
     settings, shapes = proof.SETTINGS, sorted(set(shapes), key=lambda s: (s.n, s.k, s.bias))
     cache = ProofCache(settings.cache, machine()) if settings.cache else None
     with tqdm(total=len(shapes) + len(rows_of), desc="sgl_det: proving kernels", unit="") as bar:
@@ -53,7 +56,6 @@ def enable(shapes: Iterable[Shape], rows_of: dict[str, Callable[[], str]]) -> No
     canary.start(layers)
     _overrides = Overrides()
     torch.cuda.empty_cache()
-    proof.PROVEN["seconds"] = round(time.monotonic() - begun, 1)
 
 
 def disable() -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
-import tempfile
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from sgl_det.kernels import sealed
 from sgl_det.kernels.cpu_build import cache_folder
 
 SOURCES = Path(__file__).parent / "cuda"
@@ -102,9 +101,11 @@ def compiled(source: str, defines: Mapping[str, int], arch: str) -> bytes:
     options += [f"-D{name}={value}" for name, value in sorted(defines.items())]
     digest = hashlib.sha256(repr((text, headers, options, _check(nvrtc.nvrtcVersion()))).encode())
     target = cache_folder() / "cuda" / f"{Path(source).stem}-{digest.hexdigest()[:16]}.cubin"
-    if not target.exists():
-        _put(target, _compile(source, text, headers, [o.encode() for o in options]))
-    return target.read_bytes()
+    image = sealed.read(target)
+    if image is None:
+        image = _compile(source, text, headers, [o.encode() for o in options])
+        sealed.write(target, image)
+    return image
 
 
 def _compile(source: str, text: bytes, headers: Mapping[str, bytes], options: list[bytes]) -> bytes:
@@ -125,15 +126,6 @@ def _compile(source: str, text: bytes, headers: Mapping[str, bytes], options: li
     image = b" " * size
     _check(nvrtc.nvrtcGetCUBIN(program, image))
     return image
-
-
-def _put(target: Path, image: bytes) -> None:
-    """Several processes may compile at once; each puts a whole file in place."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(suffix=".cubin", dir=target.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(image)
-    os.replace(name, target)
 
 
 def _check(answer: tuple[Any, ...]) -> tuple[Any, ...]:

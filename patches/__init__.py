@@ -5,9 +5,6 @@ Importing this package imports neither SGLang nor torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from sgl_det.patch import Patch
 from sgl_det.patches import (
     cpu,
@@ -45,10 +42,10 @@ _BACKENDS = {
 }
 
 
-def for_launcher(ready: Callable[[dict[str, Any]], None]) -> tuple[Patch, ...]:
+def for_launcher(hook: launcher.Hook | None) -> tuple[Patch, ...]:
     """Patches of the process that serves HTTP or holds the Engine."""
     ours = (*requests.patches(), *seeds.patches(), *routes.patches())
-    return (*launcher.patches(ready), *ours)
+    return (*launcher.patches(hook), *ours)
 
 
 def for_worker(observer: worker.Observer) -> tuple[Patch, ...]:
@@ -65,6 +62,6 @@ def for_backend(name: str) -> tuple[Patch, ...]:
 
 def all_patches() -> tuple[Patch, ...]:
     """Every patch there is, for the ledger and for `sgl-det check`."""
-    ours = (*for_launcher(ready=None), *for_worker(observer=None))
+    ours = (*for_launcher(hook=None), *for_worker(observer=None))
     every = (*ours, *(p for make in _BACKENDS.values() for p in make()))
     return tuple({p.name: p for p in every}.values())

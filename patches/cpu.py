@@ -169,12 +169,15 @@ def _aten(original):
 
 def _self_test(original):
     def maybe_enable_batch_invariant_mode(self):
-        from sgl_det.kernels import cpu_self_test, proof
+        from sgl_det.kernels import canary, cpu_canary, cpu_self_test, proof
 
         original(self)
-        proof.PROVEN["cpu"] = cpu_self_test.self_test(
-            cpu_self_test.shapes_of(self.model), heads_of(self), self.model_config.vocab_size
-        )
+        weights, heads = cpu_self_test.shapes_of(self.model), heads_of(self)
+        with proof.timed():
+            proof.PROVEN["cpu"] = cpu_self_test.self_test(
+                weights, heads, self.model_config.vocab_size
+            )
+        canary.watch(cpu_canary.cases(weights, heads))
 
     def heads_of(runner):
         config, tp = runner.model_config, runner.ps.tp_size

@@ -45,17 +45,6 @@ def _enable(original):
     return maybe_enable_batch_invariant_mode
 
 
-def _idle(original):
-    @wraps(original)
-    def maybe_sleep_on_idle(self):
-        from sgl_det.kernels import canary
-
-        canary.tick()
-        return original(self)
-
-    return maybe_sleep_on_idle
-
-
 def _shapes(model: Any) -> Iterator[Any]:
     """The linear layers of a loaded model, the output projection among them."""
     from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
@@ -100,14 +89,6 @@ _TABLE = (
         "the same for layers that write into a given buffer",
         _linear_into,
         "none: SGLang has no seam for a linear kernel",
-    ),
-    (
-        "canary",
-        "sglang.srt.managers.scheduler:Scheduler.maybe_sleep_on_idle",
-        "02d6a64295e8",
-        "one case of the proof is repeated every few minutes in the idle server",
-        _idle,
-        "none: SGLang's plugins have no idle hook",
     ),
 )
 

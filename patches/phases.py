@@ -31,7 +31,8 @@ def prove(attend: Attend, model_runner: Any, order: Any) -> None:
     longest = model.context_len
     of = [n for n in lengths(order.block, order.split) if n <= longest]
     name = f"attention {heads.queries}/{heads.keys} heads of {heads.d}"
-    found = first_mismatch(attend, heads, of, model_runner.device, short=order.split)
+    with proof.timed():
+        found = first_mismatch(attend, heads, of, model_runner.device, short=order.split)
     torch.cuda.empty_cache()
     if found:
         raise RuntimeError(

@@ -142,7 +142,8 @@ def _prove(backend: Any, model_runner: Any) -> None:
     cap = getattr(config, "attn_logit_softcapping", None) or 0.0
     windows = {-1, -1 if backend.sliding_window_size is None else backend.sliding_window_size}
     asked = [Options(sizes[2] ** -0.5, cap, window) for window in sorted(windows)]
-    found = next(filter(None, (first_mismatch(heads, options) for options in asked)), "")
+    with proof.timed():
+        found = next(filter(None, (first_mismatch(heads, options) for options in asked)), "")
     if found:
         raise RuntimeError(
             f"attention of {sizes[0]} heads of {sizes[2]} does not have one order on this GPU: "

@@ -1,15 +1,16 @@
-"""What the scheduler process tells about itself, and when its weights change."""
+"""What the scheduler process tells about itself: its start, its end, and its weights."""
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any, Protocol
 
 from sgl_det.patch import Patch
-from sgl_det.patches.table import patches_of
+from sgl_det.patches.table import Row, patches_of
 
 _UPSTREAM = "none: SGLang's plugins can neither report at start-up nor follow the weights"
+_SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 _WEIGHTS = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
 
 
@@ -20,21 +21,24 @@ class Observer(Protocol):
 
     def weights_changed(self) -> None: ...
 
+    def idle(self, scheduler: Any) -> None: ...
+
+    def failures(self) -> AbstractContextManager[None]: ...
+
 
 def patches(observer: Observer | None) -> tuple[Patch, ...]:
     """The patches of every scheduler process, reporting to ``observer``."""
-    scheduler = "sglang.srt.managers.scheduler:Scheduler"
     rows = (
         (
             "report_at_start",
-            f"{scheduler}.get_init_info",
+            f"{_SCHEDULER}.get_init_info",
             "fec3326bf012",
             "the launcher sees what holds in the worker, after graph capture, before serving",
             _init_info(observer),
         ),
         (
             "report_on_request",
-            f"{scheduler}.get_internal_state",
+            f"{_SCHEDULER}.get_internal_state",
             "189b658bbc38",
             "GET /determinism is answered by the process that computes, not by the launcher",
             _internal_state(observer),
@@ -61,7 +65,37 @@ def patches(observer: Observer | None) -> tuple[Patch, ...]:
             _touching(observer),
         ),
     )
-    return patches_of("worker", rows, _UPSTREAM)
+    return patches_of("worker", (*rows, *_life(observer)), _UPSTREAM)
+
+
+def _life(observer: Observer | None) -> tuple[Row, ...]:
+    """Rows on what happens while the process starts, idles and ends."""
+    return (
+        (
+            "idle",
+            f"{_SCHEDULER}.maybe_sleep_on_idle",
+            "02d6a64295e8",
+            "one case of the proof is repeated every few minutes in the idle server",
+            _idle(observer),
+            "none: SGLang's plugins have no idle hook",
+        ),
+        (
+            "start_fails",
+            f"{_SCHEDULER}.__init__",
+            "f3d001c76cfc",
+            "a proof or a cache that fails in the worker is told by the launcher, in a sentence",
+            _failing(observer),
+            "none: SGLang's launcher knows only that a worker failed",
+        ),
+        (
+            "loop_fails",
+            f"{_SCHEDULER}.run_event_loop",
+            "191bfe659451",
+            "so is what ends a worker while it serves",
+            _failing(observer),
+            "none: SGLang's launcher knows only that a worker failed",
+        ),
+    )
 
 
 def _init_info(observer):
@@ -112,6 +146,30 @@ def _touching(observer):
                 return original(self, recv_req)
             finally:
                 observer.weights_changed()
+
+        return call
+
+    return wrap
+
+
+def _idle(observer):
+    def wrap(original):
+        @wraps(original)
+        def maybe_sleep_on_idle(self):
+            observer.idle(self)
+            return original(self)
+
+        return maybe_sleep_on_idle
+
+    return wrap
+
+
+def _failing(observer):
+    def wrap(original):
+        @wraps(original)
+        def call(self, *args, **kwargs):
+            with observer.failures():
+                return original(self, *args, **kwargs)
 
         return call
 

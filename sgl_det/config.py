@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import MutableMapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,8 +27,11 @@ class Config:
     linear: str = ""
     default_seed: int | None = None
     audit: str | None = None
+    canary_s: float = 180.0
+    drain_s: float = 300.0
     # Filled in by the launcher once SGLang's own arguments are resolved.
     backend: str | None = None
+    board: str | None = None
     owner: int | None = None
 
     def __post_init__(self) -> None:
@@ -40,6 +44,15 @@ class Config:
             raise ValueError(
                 f"--det-default-seed is {self.default_seed}; expected a 64-bit signed integer"
             )
+
+        if self.expect_key is not None and not re.fullmatch("[0-9a-f]{12}", self.expect_key):
+            raise ValueError(
+                f"--det-expect-key is {self.expect_key!r}; expected a numerics key of 12 hex "
+                f"digits, as GET /determinism and the header of every answer have it"
+            )
+        for flag, seconds in (("canary", self.canary_s), ("drain", self.drain_s)):
+            if not 0 <= seconds < float("inf"):
+                raise ValueError(f"--det-{flag}-seconds is {seconds}; expected 0 or more")
 
     def with_backend(self, backend: str) -> Config:
         return replace(self, backend=backend)
@@ -99,6 +112,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="a request without a seed gets one that follows from N, its prompt and its sampling "
         "parameters; otherwise each gets a fresh one",
     )
+    group.add_argument(
+        "--det-canary-seconds",
+        type=float,
+        default=Config().canary_s,
+        metavar="N",
+        help="repeat one case of the start-up proof every N seconds in which the server is idle "
+        "(%(default)g); 0: never",
+    )
+    group.add_argument(
+        "--det-drain-seconds",
+        type=float,
+        default=Config().drain_s,
+        metavar="N",
+        help="after SIGTERM running requests may go on for N seconds (%(default)g)",
+    )
     _add_audit(group)
 
 
@@ -142,6 +170,8 @@ def split_argv(argv: Sequence[str], prog: str) -> tuple[Config, list[str]]:
         linear=ours.det_linear,
         default_seed=ours.det_default_seed,
         audit=ours.det_audit,
+        canary_s=ours.det_canary_seconds,
+        drain_s=ours.det_drain_seconds,
     )
     return config, rest
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from sgl_det import config, environment, launch_hook
+from sgl_det import board, config, environment, launch_hook
+
+_log = logging.getLogger("sgl_det")
 
 
 def Engine(
@@ -31,17 +34,26 @@ def Engine(
     on_cpu = environment.use_cpu_if_no_gpu()
     from sgl_det import startup
 
+    notes, path = board.create()
     settings = config.Config(
+        board=path,
         allow=tuple(det_allow),
         expect_key=det_expect_key,
         linear=det_linear,
         default_seed=det_default_seed,
     )
     startup.load_plugins(settings)
+    launch_hook.on_end(lambda asked: _ended(asked, notes.read("failure")))
     try:
         return _start(settings, _completed(kwargs, on_cpu))
     finally:
         config.withdraw()
+
+
+def _ended(asked: bool, reason: str) -> None:
+    """The last words of a process whose engine has ended, and which SGLang ends with it."""
+    if not asked:
+        _log.critical("sgl_det: the engine ended: %s", reason or "a worker gave no reason")
 
 
 def _completed(kwargs: dict[str, Any], on_cpu: bool) -> dict[str, Any]:

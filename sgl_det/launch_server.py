@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sgl_det.environment import Refused
 from sgl_det.patch import PatchError
 
 _USAGE = "python -m sgl_det.launch_server"
+_UNKNOWN = "a worker process ended without a reason; see the log above"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,9 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         code = 2
         text = str(error)
+    _refuse(text)
+    return code
+
+
+def _refuse(text: str) -> None:
+    from sgl_det import events
+
     for line in text.splitlines():
         print(f"sgl_det: refused: {line}", file=sys.stderr, flush=True)
-    return code
+        events.tell("refused", reason=line)
 
 
 def _serve(argv: list[str]) -> int:
@@ -49,8 +58,10 @@ def _serve(argv: list[str]) -> int:
     on_cpu = environment.use_cpu_if_no_gpu()
     if config.audit is not None:
         return _audit(Path(config.audit), without_audit(argv), on_cpu)
-    from sgl_det import startup
+    from sgl_det import board, startup
 
+    notes, path = board.create()
+    config = replace(config, board=path)
     startup.load_plugins(config)
     rest = complete(rest, on_cpu)
     server_args = parse(rest)
@@ -63,17 +74,26 @@ def _serve(argv: list[str]) -> int:
     from sglang.srt.entrypoints.http_server import app
     from sglang.srt.utils import kill_process_tree
 
-    from sgl_det import endpoint, launch_hook
+    from sgl_det import endpoint, launch_hook, metrics
 
-    source = endpoint.Determinism(lambda r: startup.determinism(r, backend, judgement))
+    startup.tell_lifted(judgement)
+    source = endpoint.Determinism(
+        lambda r: startup.determinism(r, backend, judgement),
+        board=lambda: notes.read("problem"),
+        told=metrics.of_launcher if server_args.enable_metrics else lambda answer: None,
+    )
     endpoint.install(app, source)
     launch_hook.on_ready(lambda report: _ready(report, source, config))
+    launch_hook.on_end(lambda asked: _ended(asked, source.key, notes.read("failure")))
     try:
         run_server(server_args)
+    except KeyboardInterrupt:
+        pass
     except RuntimeError as error:
         raise Refused(f"the server stopped during start-up: {_last_words(error)}") from error
     finally:
         kill_process_tree(os.getpid(), include_parent=False)
+    _ended(True, source.key, "")
     return 0
 
 
@@ -89,18 +109,39 @@ def _audit(path: Path, argv: list[str], on_cpu: bool) -> int:
 
 
 def _ready(report: dict[str, Any], source: Any, config: Any) -> None:
-    from sgl_det import startup
+    from sgl_det import events, startup
 
     startup.expect_key(config, report["key"])
-    source.key = report["key"]
+    answer = source.take(report)
     print(f"sgl_det: numerics key {report['key']}", flush=True)
+    events.tell(
+        "ready",
+        **{name: answer[name] for name in ("key", "backend", "claims", "lifted")},
+        not_claimed=list(answer["not_claimed"]),
+        self_test_seconds=answer["kernels"].get("seconds"),
+    )
+
+
+def _ended(asked: bool, key: str, reason: str) -> None:
+    """The last words of a server whose processes have ended."""
+    from sgl_det import events
+
+    if not key and not asked:
+        _refuse(f"the server stopped during start-up: {reason or _UNKNOWN}")
+        return
+    said = "asked to stop" if asked else reason or _UNKNOWN
+    print(f"sgl_det: stopped: {said}", file=sys.stderr, flush=True)
+    events.tell("stopped", key=key, asked=asked, reason=said)
 
 
 def complete(argv: list[str], on_cpu: bool) -> list[str]:
     """SGLang's arguments with what we add: the flag, the CPU's defaults, a made-up model's path."""
     from sgl_det.make_model import resolve_model
 
-    argv = _with_model_path(argv, resolve_model)
+    try:
+        argv = _with_model_path(argv, resolve_model)
+    except OSError as error:  # a sentence of ours on the cache folder
+        raise Refused(str(error)) from error
     added = ["--enable-deterministic-inference", "--bf16-gemm-backend", "torch"]
     if on_cpu:
         added += ["--device", "cpu"]

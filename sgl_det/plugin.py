@@ -16,6 +16,7 @@ from sgl_det.patch import Patch, PatchError, PatchSet
 
 if TYPE_CHECKING:
     from sgl_det.backend import Backend
+    from sgl_det.board import Board
 
 _active: PatchSet | None = None
 
@@ -59,15 +60,29 @@ def activate(config: Config) -> PatchSet:
 
         _allow_backends()
         if config.owner == os.getpid():
-            found = PatchSet(patches.for_launcher(launch_hook.ready))
+            found = PatchSet(patches.for_launcher(launch_hook))
         else:
+            worker.board = _board(config.board) if config.board else None
             worker.backend = BACKENDS[config.backend]
             proof.SETTINGS.linear = config.linear
             proof.SETTINGS.cache = cache_folder() / "proofs"
+            proof.SETTINGS.canary_s = config.canary_s
             found = PatchSet(patches_of_worker(worker.backend))
         found.apply()
         _active = found
     return _active
+
+
+def _board(path: str) -> Board:
+    from sgl_det import board
+
+    try:
+        return board.at(path)
+    except OSError as error:
+        raise PatchError(
+            f"the launcher's board {path} cannot be opened ({error.strerror}), expected that "
+            f"processes of one user see each other in /proc; mount it without hidepid"
+        ) from error
 
 
 def patches_of_worker(backend: Backend) -> tuple[Patch, ...]:

@@ -19,9 +19,11 @@ def load_plugins(config: Config) -> None:
     config.publish()
     from sglang.srt.plugins import load_plugins as load
 
+    from sgl_det import launch_hook
     from sgl_det.patches import seed_rules
 
     seed_rules.SETTINGS.default = config.default_seed
+    launch_hook.drain_for(config.drain_s)
     load()
     if plugin.active() is None:
         # Another component loaded SGLang's plugins before this process was ours.
@@ -62,6 +64,15 @@ def claims(backend: Backend, judgement: Judgement) -> tuple[list[str], dict[str,
     missing = {**backend.not_claimed, **judgement.dropped}
     claimed = [a.value for a in backend.claims if a not in judgement.dropped]
     return sorted(claimed), {a.value: reason for a, reason in sorted(missing.items())}
+
+
+def tell_lifted(judgement: Judgement) -> None:
+    """An event for each refusal that the user lifted, with the axes that it costs."""
+    from sgl_det import events
+
+    for name in judgement.lifted:
+        lost = [a.value for a, why in judgement.dropped.items() if why.startswith(f"{name} was")]
+        events.tell("lifted", name=name, not_claimed=lost)
 
 
 def determinism(report: dict[str, Any], backend: Backend, judgement: Judgement) -> dict[str, Any]:

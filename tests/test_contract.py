@@ -24,6 +24,7 @@ ALL = sorted({*OURS, *(p for f in ("tests", "benchmarks") for p in (ROOT / f).rg
 READ_THE_ENVIRONMENT = {
     "sgl_det/config.py",
     "sgl_det/environment.py",
+    "sgl_det/launch_hook.py",
     "sgl_det/make_model/cache.py",
     "sgl_det/numerics.py",
     "sgl_det/plugin.py",
@@ -187,6 +188,8 @@ def test_verbs_and_flags_are_frozen():
         "--det-expect-key",
         "--det-linear",
         "--det-default-seed",
+        "--det-canary-seconds",
+        "--det-drain-seconds",
         "--det-audit",
     ]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sgl_det.check import FITS, judge_all
-from sgl_det.kernels import canary, gpu_mode, sampler_proof
+from sgl_det.kernels import gpu_mode, sampler_proof
 from sgl_det.kernels import linear as linear_module
 from sgl_det.kernels.linear_candidates import Shape
 from sgl_det.patches import for_backend, gpu
@@ -167,11 +167,3 @@ def test_mode_proves_the_loaded_layers_and_leaves_sglangs_off(shapes, monkeypatc
     ((layers, rows),) = enabled
     assert set(layers) == {EMBEDDING, QKV, OUT}
     assert rows == {"norm 16": BF16, "sampler": sampler_proof.check}
-
-
-def test_idle_scheduler_ticks_and_sleeps(monkeypatch):
-    ran = []
-    monkeypatch.setattr(canary, "tick", lambda: ran.append("tick"))
-    scheduler = SimpleNamespace(sleep=lambda: ran.append("sleep"))
-    replaced("canary", lambda self: self.sleep())(scheduler)
-    assert ran == ["tick", "sleep"]

@@ -22,7 +22,7 @@ class Clock:
     def __init__(self):
         self.now = 1000.0
 
-    def pass_time(self, seconds=canary.EVERY_S):
+    def pass_time(self, seconds=proof.SETTINGS.canary_s):
         self.now += seconds
         canary.tick()
 
@@ -53,7 +53,7 @@ def layer(*kernels, edges=(1, 4)):
 def test_nothing_runs_before_it_is_time(clock):
     canary.start({SHAPE: layer(RIGHT, RIGHT)})
     canary.tick()
-    clock.pass_time(canary.EVERY_S - 1)
+    clock.pass_time(proof.SETTINGS.canary_s - 1)
     assert clock.cases == []
     assert proof.PROVEN["canary"] == {"cases": 0, "mismatches": 0, "watched": 2}
     clock.pass_time(1)

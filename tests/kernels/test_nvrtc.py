@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sgl_det.kernels import nvrtc
+from sgl_det.kernels import nvrtc, sealed
 
 TEXT = 'extern "C" __global__ void kernel(float *x) { *x = VALUE; }'
 
@@ -26,7 +26,15 @@ def test_what_was_compiled_is_kept(source, monkeypatch):
     first = nvrtc.compiled(source.name, {"VALUE": 1}, "sm_90a")
     monkeypatch.setattr(nvrtc, "_compile", None)
     assert nvrtc.compiled(source.name, {"VALUE": 1}, "sm_90a") == first
-    assert [x.read_bytes() for x in images(source)] == [first]
+    assert [sealed.read(x) for x in images(source)] == [first]
+
+
+def test_a_damaged_image_is_compiled_anew(source):
+    first = nvrtc.compiled(source.name, {"VALUE": 1}, "sm_90a")
+    (kept,) = images(source)
+    kept.write_bytes(kept.read_bytes()[:-100])
+    assert nvrtc.compiled(source.name, {"VALUE": 1}, "sm_90a") == first
+    assert sealed.read(kept) == first
 
 
 def test_another_option_source_or_header_is_compiled_anew(source):

@@ -70,7 +70,7 @@ def test_loaded_function_has_the_fingerprint_of_its_file(loaded, name):
 
 def test_one_patch_per_target_in_each_process():
     """The patches of one process never meet on one target or name."""
-    PatchSet(for_launcher(ready=None))
+    PatchSet(for_launcher(hook=None))
     for each in backend.BACKENDS.values():
         PatchSet((*for_worker(observer=None), *each.patches()))
 
