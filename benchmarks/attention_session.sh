@@ -2,7 +2,7 @@
 # What the attention of all three backends needs from a GPU, each part with a time limit of its own:
 #   attention_session.sh PART...   parts: tests kernels retraction probe server-fa3 server-triton server-flashinfer capacity
 # Results go to $OUT (default: the working directory); a part that ends early keeps what it has.
-# WORKLOADS=A,B,... measures only those of bench_server.py; MODEL is another model than qwen3-8b.
+# WORKLOADS=A,B,... measures only those of `sgl-det bench`; MODEL is another model than qwen3-8b.
 set -u
 out=${OUT:-.}
 model=${MODEL:-qwen3-8b}
@@ -35,12 +35,11 @@ for part in "$@"; do
         pack probe-logs "probe/*.log probe/*.out" ;;
     server-fa3 | server-triton | server-flashinfer)
         backend=${part#server-}
-        run 285 python3 -W ignore benchmarks/bench_server.py --model "$model" --backend "$backend" --seconds 255 \
-            ${WORKLOADS:+--workloads "$WORKLOADS"} --out "$out/$part.json"
-        pack "$part-logs" "$part.*.log" ;;
+        run 570 python3 -W ignore benchmarks/bench_$backend.py --model "$model" --seconds "${SECONDS_EACH:-540}" \
+            ${WORKLOADS:+--workloads "$WORKLOADS"} --out "$out"
+        pack "$part-logs" "$backend.*.log" ;;
     capacity) for backend in fa3 triton flashinfer; do
-        run 260 python3 -W ignore benchmarks/bench_server.py --model "$model" --backend $backend --workloads "" --capacity \
-            --out "$out/server-$backend-capacity.json"
+        run 260 python3 -W ignore benchmarks/bench_$backend.py --model "$model" --workloads "" --capacity --out "$out"
     done ;;
     *) echo "unknown part $part" >&2 ;;
     esac

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import requests
 
+from sgl_det import numerics
 from sgl_det.make_model import resolve_model
 from sgl_det.server_process import ServerProcess
 
@@ -88,18 +89,23 @@ def fits(servers: int, settings: Settings) -> bool:
 
 
 def gpu_memory() -> int | None:
-    """Bytes of the first GPU, by nvidia-smi; None without one."""
-    query = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+    """Bytes of the first GPU; None without one."""
+    mib = _nvidia_smi("memory.total")
+    return int(mib) * _MIB if mib else None
+
+
+def _nvidia_smi(field: str) -> str | None:
+    query = ("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits")
     try:
         found = subprocess.run(query, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    first = found.stdout.split()
-    return int(first[0]) * _MIB if found.returncode == 0 and first else None
+    lines = found.stdout.splitlines()
+    return lines[0].strip() if found.returncode == 0 and lines else None
 
 
 def server_bytes(model: Path, pool: int | None) -> int | None:
-    """About what a bf16 server takes of a GPU; None where the model is no folder, or no pool set."""
+    """About what a bf16 server takes of a GPU; None where that is not known."""
     if pool is None or not (model / "config.json").is_file():
         return None
     config = json.loads((model / "config.json").read_text())
@@ -146,7 +152,9 @@ def check_pools(servers: Mapping[str, dict[str, Any]]) -> None:
     sizes = {arm: about["max_total_num_tokens"] for arm, about in servers.items()}
     if len(set(sizes.values())) > 1:
         told = ", ".join(f"{arm} {n}" for arm, n in sizes.items())
-        raise RuntimeError(f"the KV pools differ ({told}); give a --pool that every arm has room for")
+        raise RuntimeError(
+            f"the KV pools differ ({told}); give a --pool that every arm has room for"
+        )
 
 
 @contextmanager
@@ -172,8 +180,17 @@ def about_server(server: ServerProcess, model: str) -> dict[str, Any]:
     info = requests.get(f"{server.url}/server_info", timeout=60).json()
     command = " ".join(server.command[1:]).replace(resolve_model(model), model)
     found = {"command": re.sub(r" --port \d+$", "", command)}
-    names = ("max_total_num_tokens", "chunked_prefill_size", "disable_radix_cache")
+    names = ("version", "max_total_num_tokens", "chunked_prefill_size", "disable_radix_cache")
     return found | {name: info.get(name) for name in names}
+
+
+def machine() -> str:
+    """What the results are of: the GPU by nvidia-smi, or the CPU with its instruction set."""
+    if name := _nvidia_smi("name"):
+        return name
+    import torch
+
+    return f"{numerics.cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def host_memory_gb(server: ServerProcess) -> float:

@@ -84,7 +84,9 @@ def _least_cached(mine: Sequence[Mapping], arm: str) -> int:
 def _quantiles(mine: Sequence[Mapping], arm: str, metric: str) -> dict[str, list[float]]:
     """Of the latest round, on the row of the median."""
     name = metric.replace("_p50_", "_")
-    told = [m["quantiles"][name] for m in mine if m["arm"] == arm and name in m.get("quantiles", {})]
+    told = [
+        m["quantiles"][name] for m in mine if m["arm"] == arm and name in m.get("quantiles", {})
+    ]
     return {"quantiles": told[-1]} if told and "_p50_" in metric else {}
 
 

@@ -42,7 +42,7 @@ class Session:
     verdict_s: float = 30.0
     again: bool = True
     say: Callable[[str], None] = lambda line: None
-    head: dict[str, str] = field(default_factory=lambda: {"key": "", "gpu": "unknown"})
+    head: dict[str, str] = field(default_factory=lambda: {"key": ""})
     document: dict[str, Any] = field(default_factory=dict)
     verdict: dict[str, str] = field(default_factory=dict)
 
@@ -88,7 +88,7 @@ class Session:
             found, told = verdicts(urls, self.verdict_s)
             self.verdict |= found
             for arm, text in told.items():
-                self.say(f"verdict of {arm}: {found[arm]} ({text})")
+                self.say(f"{arm}: ready in {ready[arm]} s, {found[arm]}: {text}")
             runner.alone = lambda arm: arms.alone(up, arm)
             runner.warm_up(urls, self.scale)
             done = self._done()
@@ -121,12 +121,11 @@ class Session:
         self._merge(results.facts(results.BESIDE, figures, self.head), about)
 
     def _identify(self, ours: ServerProcess) -> None:
-        """The machine and the numerics key, as our server tells them."""
+        """The numerics key, as our server tells it."""
         told = requests.get(f"{ours.url}/determinism", timeout=60).json()
         name = f"{self.settings.backend}.determinism.json"
         (self.out / name).write_text(json.dumps(told, indent=1) + "\n")
-        gpu = told["numerics"]["gpu"] or told["recorded"]["cpu"]
-        self.head |= {"key": told["key"], "gpu": gpu}
+        self.head["key"] = told["key"]
 
     def _keep(self, runner: Runner, notes: Mapping[str, str]) -> None:
         made = results.rows(runner.measured, self.workloads, self.head, self.verdict, notes)
@@ -137,7 +136,7 @@ class Session:
             {"backend": self.head["backend"], "arm": arm, "key": self.head["key"], **info}
             for arm, info in (about or {}).items()
         ]
-        new = {"gpu": self.head["gpu"], "rows": rows, "servers": servers}
+        new = {"gpu": self.head.setdefault("gpu", arms.machine()), "rows": rows, "servers": servers}
         self.document = results.merged(self.document or results.load(self.out), new)
         results.write(self.out, self.document)
 

@@ -53,9 +53,7 @@ def _lines(rows: list[dict[str, Any]]) -> Iterable[tuple]:
     for backend in backends:
         mine = [r for r in rows if r["backend"] == backend]
         for workload, metric in dict.fromkeys((r["workload"], r["metric"]) for r in mine):
-            arms = {
-                r["arm"]: r for r in mine if (r["workload"], r["metric"]) == (workload, metric)
-            }
+            arms = {r["arm"]: r for r in mine if (r["workload"], r["metric"]) == (workload, metric)}
             ours = arms.get(OURS, {})
             values = [arms[a]["value"] if a in arms else "-" for a in (NORMAL, DETERMINISTIC, OURS)]
             any_row = ours or next(iter(arms.values()))

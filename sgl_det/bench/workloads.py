@@ -19,7 +19,7 @@ class Workload:
                  load: one HTTP request each, by SGLang's own benchmark client
     least_prompt, least_new  where they are given, lengths are uniform from these to prompt and new
     groups, shared  so many system prompts of so many tokens, each before an equal number of prompts
-    of_capacity  Poisson arrivals at this part of the rate that the normal arm reached; None: at once
+    of_capacity  Poisson arrivals at this part of the rate that normal reached; None: all at once
     stream       load: the answers are streamed, so that TTFT and ITL are measured
     rounds       that count; with warm_up another one goes before them
     about_s      of one arm on an H200, until it is measured
@@ -117,9 +117,7 @@ SUITES = {"quick": QUICK, "full": FULL}
 WARM_UP = Workload(many=32, prompt=512, new=16)
 
 
-def chosen(
-    names: Sequence[str], known: Mapping[str, Workload] = WORKLOADS
-) -> dict[str, Workload]:
+def chosen(names: Sequence[str], known: Mapping[str, Workload] = WORKLOADS) -> dict[str, Workload]:
     """The workloads of these names, in order; the saturating load goes before what is set by it.
 
     Raises ValueError for a name that is none.
