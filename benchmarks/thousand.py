@@ -88,7 +88,7 @@ def arguments() -> argparse.Namespace:
     add("--scale", type=int, help="divide the background's lengths (on a CPU 32)")
     add("--pool", type=int, default=arms.POOL_TOKENS, help="KV tokens of each server")
     add("--seconds", type=float, help="send no copy after so long, in each arm")
-    add("--server-args", default="", help="more SGLang arguments for all arms")
+    add("--server-args", default="", help="of SGLang, for all arms: --server-args='...'")
     add("--out", type=Path, required=True)
     return parser.parse_args()
 

@@ -175,7 +175,7 @@ def _thousand(rows: Sequence[dict[str, Any]]) -> str:
 def _slowdown(rows: Sequence[dict[str, Any]], folder: Path) -> str:
     title, timed = "What it costs", [r for r in rows if r["metric"] == "seconds"]
     text = (
-        "Whole servers side by side with equal KV pools, driven in turn; the idle one gets no work. "
+        "Whole servers side by side with equal KV pools, driven in turn; the idle one has no work. "
         "A dot is the median of the ratios round by round, the bar behind it the smallest and the "
         "largest. Every figure has the verdict of a probe in the same run; where that is not "
         "bitwise there is no figure."
@@ -215,8 +215,8 @@ def _latencies(rows: Sequence[dict[str, Any]]) -> str:
 def _kernels(found: dict[str, Any]) -> str:
     text = (
         "Every point is one shape; above 1x our kernel is the faster one. The baseline is "
-        "PyTorch's default for linear layers, SGLang's fused kernel for norms, and for attention the "
-        "backend's own in normal mode. The line is the geometric mean."
+        "PyTorch's default for linear layers, SGLang's fused kernel for norms, and for attention "
+        "the backend's own in normal mode. The line is the geometric mean."
     )
     how = "benchmarks/bench_kernels.py"
     return _plot("Kernels", text, plots.kernels, found.get("rows"), how)
