@@ -2,7 +2,8 @@
 # What the attention of all three backends needs from a GPU, each part with a time limit of its own:
 #   attention_session.sh PART...   parts: tests kernels retraction probe server-fa3 server-triton server-flashinfer capacity
 # Results go to $OUT (default: the working directory); a part that ends early keeps what it has.
-# WORKLOADS=A,B,... measures only those of `sgl-det bench`; MODEL is another model than qwen3-8b.
+# SUITE=full, or WORKLOADS=A,B,..., measures those instead of `sgl-det bench`'s quick suite; what lies in the
+# committed e2e.json under the same key is left out of the full one. MODEL is another model than qwen3-8b.
 set -u
 out=${OUT:-.}
 model=${MODEL:-qwen3-8b}
@@ -35,8 +36,9 @@ for part in "$@"; do
         pack probe-logs "probe/*.log probe/*.out" ;;
     server-fa3 | server-triton | server-flashinfer)
         backend=${part#server-}
-        run 570 python3 -W ignore benchmarks/bench_$backend.py --model "$model" --seconds "${SECONDS_EACH:-540}" \
-            ${WORKLOADS:+--workloads "$WORKLOADS"} --out "$out"
+        cp -n benchmarks/results/nvidia-h200/e2e.json "$out/"
+        run 575 python3 -W ignore benchmarks/bench_$backend.py --model "$model" --seconds "${SECONDS_EACH:-540}" \
+            --suite "${SUITE:-quick}" ${WORKLOADS:+--workloads "$WORKLOADS"} --out "$out"
         pack "$part-logs" "$backend.*.log" ;;
     capacity) for backend in fa3 triton flashinfer; do
         run 260 python3 -W ignore benchmarks/bench_$backend.py --model "$model" --workloads "" --capacity --out "$out"

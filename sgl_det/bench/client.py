@@ -8,6 +8,8 @@ the same ones, and no tokenizer is needed.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import importlib.machinery
 import importlib.util
 import json
 import sys
@@ -72,14 +74,17 @@ def _sampling(w: Workload, new: int) -> dict[str, Any]:
 
 def sglang_client() -> ModuleType:
     """``sglang.benchmark.serving``. It imports all its data sets, of which one needs `datasets`."""
-    lacking = importlib.util.find_spec("datasets") is None and "datasets" not in sys.modules
+    lacking = "datasets" not in sys.modules and importlib.util.find_spec("datasets") is None
     if lacking:
-        sys.modules["datasets"] = SimpleNamespace(load_dataset=None)  # type: ignore[assignment]
+        empty = ModuleType("datasets")
+        empty.__spec__ = importlib.machinery.ModuleSpec("datasets", None)
+        empty.load_dataset = None
+        sys.modules["datasets"] = empty
     try:
         return importlib.import_module("sglang.benchmark.serving")
     finally:
         if lacking:
-            del sys.modules["datasets"]
+            sys.modules.pop("datasets", None)
 
 
 def send_load(url: str, w: Workload, seed: object, rate: float | None = None) -> Sample:

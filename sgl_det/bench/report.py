@@ -199,7 +199,8 @@ def _axes(rows: Sequence[dict[str, Any]]) -> str:
     text = (
         "A client sends a request alone, on a cold cache, then under every condition below, and "
         "compares tokens and log-probabilities as bits. A cell gives the answers that differ, of "
-        "those compared. Stock SGLang is the control: a check that it passed would prove nothing."
+        "those compared; a dash is not tested. Stock SGLang is the control: a check that it passed "
+        "would prove nothing."
     )
     body = axes_matrix(rows) if rows else missing("benchmarks/axes.py")
     return _section("What may change around a request", text, body)

@@ -53,7 +53,7 @@ class Runner:
         after is called after each step that was carried out.
         """
         whole = sum(s.about_s or 1.0 for s in steps)
-        form = "{desc}: {percentage:3.0f}% |{bar}| {elapsed} gone, {remaining} left"
+        form = "{desc}{percentage:3.0f}% |{bar}| {elapsed} gone, {remaining} left"
         with tqdm(total=whole, bar_format=form, mininterval=0.5) as bar:
             for step in steps:
                 bar.set_description(f"{step.workload} {step.number}")

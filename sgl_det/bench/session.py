@@ -68,8 +68,11 @@ class Session:
         lines = self.out / f"{self.settings.backend}.jsonl"
         lines.unlink(missing_ok=True)
         runner = Runner(self.workloads, lines, deadline)
-        for group in self.groups():
-            self._group(group, runner)
+        for i, group in enumerate(self.groups()):
+            if i and deadline is not None and time.monotonic() + schedule.START_S > deadline:
+                self.say(f"{', '.join(group)}: left out, no time to start another server")
+            else:
+                self._group(group, runner)
         for name, n in runner.skipped.items():
             self.say(f"{name}: {n} rounds left out for lack of time")
         return self.verdict.get(OURS, BITWISE) == BITWISE

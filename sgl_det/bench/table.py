@@ -80,19 +80,34 @@ def _name(arm: str) -> str:
 
 
 def _alone(rows: list[dict[str, Any]]) -> list[str]:
-    """Of each backend, what every arm had alone on the machine: KV tokens and memory left."""
+    """Of each backend, the start-up of its arms, and what each had alone on the machine."""
     out = []
-    alone = [r for r in rows if r["workload"] == results.ALONE]
-    for backend in sorted({r["backend"] for r in alone}):
-        value = {(r["arm"], r["metric"]): r["value"] for r in alone if r["backend"] == backend}
-        arms = [a for a in ARMS if (a, "kv_tokens") in value]
-        tokens = [value[a, "kv_tokens"] for a in arms]
-        left = [value.get((a, "available_gb"), "-") for a in arms]
-        share = ""
-        if {NORMAL, OURS} <= set(arms):
-            share = f" ({value[OURS, 'kv_tokens'] / value[NORMAL, 'kv_tokens']:.3f})"
-        out.append(
-            f"* {backend}, {' / '.join(map(_name, arms))}, each alone on the GPU: room for "
-            f"{' / '.join(map(str, tokens))} KV tokens{share}, {' / '.join(map(str, left))} GB left"
-        )
+    for workload, text in ((results.BESIDE, _beside_text), (results.ALONE, _alone_text)):
+        facts = [r for r in rows if r["workload"] == workload]
+        for backend in sorted({r["backend"] for r in facts}):
+            value = {(r["arm"], r["metric"]): r["value"] for r in facts if r["backend"] == backend}
+            arms = [a for a in ARMS if (a, "kv_tokens") in value]
+            out.append(f"* {backend}, {' / '.join(map(_name, arms))}, {text(arms, value)}")
     return out
+
+
+def _each(arms: list[str], value: dict[tuple[str, str], Any], metric: str) -> str:
+    return " / ".join(str(value.get((a, metric), "-")) for a in arms)
+
+
+def _beside_text(arms: list[str], value: dict[tuple[str, str], Any]) -> str:
+    return (
+        f"started side by side: ready in {_each(arms, value, 'ready_s')} s, pools of "
+        f"{_each(arms, value, 'kv_tokens')} KV tokens, {_each(arms, value, 'host_gb')} GB of the "
+        "host's memory"
+    )
+
+
+def _alone_text(arms: list[str], value: dict[tuple[str, str], Any]) -> str:
+    share, tokens = "", [value[a, "kv_tokens"] for a in arms]
+    if {NORMAL, OURS} <= set(arms):
+        share = f" ({value[OURS, 'kv_tokens'] / value[NORMAL, 'kv_tokens']:.3f})"
+    return (
+        f"each alone on the GPU: room for {' / '.join(map(str, tokens))} KV tokens{share}, "
+        f"{_each(arms, value, 'available_gb')} GB left"
+    )

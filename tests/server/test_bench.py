@@ -1,4 +1,4 @@
-"""``sgl-det bench`` for real, on a CPU: both servers, SGLang's client, verdicts, results, report."""
+"""``sgl-det bench`` for real, on a CPU: two servers, SGLang's client, verdicts, results, page."""
 
 from __future__ import annotations
 
