@@ -18,7 +18,7 @@ import psutil
 import requests
 
 from sgl_det import numerics
-from sgl_det.make_model import resolve_model
+from sgl_det.make_model import resolve_model, shapes
 from sgl_det.server_process import ServerProcess
 
 NORMAL, DETERMINISTIC, OURS = "normal", "deterministic", "sgl_det"
@@ -84,8 +84,9 @@ def groups(arms: Sequence[str], settings: Settings) -> list[tuple[str, ...]]:
 
 def fits(servers: int, settings: Settings) -> bool:
     """Whether so many servers have room on one GPU; False where that cannot be told."""
-    memory, need = gpu_memory(), server_bytes(Path(resolve_model(settings.model)), settings.pool)
-    return bool(memory and need) and servers * need <= memory
+    memory = gpu_memory()
+    need = server_bytes(settings.model, settings.pool) if memory else None
+    return need is not None and servers * need <= memory
 
 
 def gpu_memory() -> int | None:
@@ -104,14 +105,21 @@ def _nvidia_smi(field: str) -> str | None:
     return lines[0].strip() if found.returncode == 0 and lines else None
 
 
-def server_bytes(model: Path, pool: int | None) -> int | None:
-    """About what a bf16 server takes of a GPU; None where that is not known."""
-    if pool is None or not (model / "config.json").is_file():
+def server_bytes(model: str, pool: int | None) -> int | None:
+    """About what a bf16 server takes of a GPU; None where that is not known.
+
+    model: a folder, or the name of a made-up model, which is not made for this.
+    """
+    if pool is None or not (model in shapes.SHAPES or Path(model, "config.json").is_file()):
         return None
-    config = json.loads((model / "config.json").read_text())
+    if Path(model).is_dir():
+        config = json.loads(Path(model, "config.json").read_text())
+        weights = sum(p.stat().st_size for p in Path(model).glob("*.safetensors"))
+    else:
+        _, config = shapes.load_config(model)
+        weights = 2 * sum(p.numel for p in shapes.parameters(config))
     heads = config.get("num_key_value_heads") or config["num_attention_heads"]
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    weights = sum(p.stat().st_size for p in model.glob("*.safetensors"))
     return weights + 4 * config["num_hidden_layers"] * heads * size * pool + _BESIDE
 
 

@@ -43,10 +43,11 @@ def rows(
         mine = [m for m in measured if m["workload"] == name and m["counted"]]
         arms = list(dict.fromkeys(m["arm"] for m in mine))
         cold = [a for a in arms if w.kind == CACHED and _least_cached(mine, a) < 0.9 * w.prompt]
+        cold_pair = bool({NORMAL, OURS} & set(cold))
         for metric in dict.fromkeys(k for m in mine for k in m["metrics"]):
             by = {a: _by_round(mine, a, metric) for a in arms}
             for arm in arms:
-                row = _row(name, arm, metric, by, head, verdicts.get(arm, NOT_TESTED), bool(cold))
+                row = _row(name, arm, metric, by, head, verdicts.get(arm, NOT_TESTED), cold_pair)
                 note = f"prompts not read from the cache: {', '.join(cold)}" if cold else ""
                 if w.groups and notes and notes.get(arm):
                     note = notes[arm]

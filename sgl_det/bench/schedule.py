@@ -59,9 +59,15 @@ def total_s(steps: Sequence[Step]) -> float:
     return sum(s.about_s for s in steps)
 
 
-def fixed_s(groups: int) -> float:
-    """Seconds to start, probe and stop the servers, in so many groups one after the other."""
-    return START_S + VERDICT_S + STOP_S + (groups - 1) * (0.6 * START_S + VERDICT_S + STOP_S)
+def fixed_s() -> float:
+    """Seconds to start, probe and stop servers that stand side by side."""
+    return START_S + VERDICT_S + STOP_S
+
+
+def later_s(groups: Sequence[Sequence[Step]]) -> float:
+    """Seconds of groups of one server each that come after the first: all of it."""
+    alone = 0.6 * START_S + VERDICT_S + STOP_S
+    return sum(alone + total_s(steps) for steps in groups)
 
 
 def fitting(steps: Sequence[Step], seconds: float | None) -> tuple[list[Step], list[Step]]:
@@ -77,22 +83,26 @@ def fitting(steps: Sequence[Step], seconds: float | None) -> tuple[list[Step], l
 
 
 def described(groups: Sequence[Sequence[Step]], seconds: float | None) -> list[str]:
-    """The plan as lines: what runs in order, with its time, and what does not fit."""
-    fixed = fixed_s(len(groups))
-    lines = [f"{fixed:6.0f} s  start, probe and stop the servers"]
-    left = None if seconds is None else seconds - fixed
-    whole = fixed
-    for steps in groups:
-        inside, outside = fitting(steps, left)
-        for step in steps:
-            what = f"round {step.number}" if step.counted else "warm-up"
-            late = "" if step in inside else "  (does not fit)"
-            lines.append(
-                f"{step.about_s:6.0f} s  {step.workload} {what}: {', '.join(step.arms)}{late}"
-            )
-        whole += total_s(inside)
-        left = None if left is None else left - total_s(inside)
-        if outside:
-            lines.append(f"          left out for lack of time: {len(outside)} rounds")
+    """The plan as lines: what runs in order, with its time, and what does not fit.
+
+    groups: the steps of servers that stand side by side; then of servers that come after them,
+    whose time is kept free.
+    """
+    first, *later = groups
+    left = None if seconds is None else seconds - fixed_s() - later_s(later)
+    inside, outside = fitting(first, left)
+    lines = [f"{fixed_s():6.0f} s  start, probe and stop the servers"]
+    lines += [_described(s, "" if s in inside else "  (does not fit)") for s in first]
+    for steps in later:
+        lines.append(f"{later_s([[]]):6.0f} s  start, probe and stop the next server")
+        lines += [_described(s) for s in steps]
+    if outside:
+        lines.append(f"          left out for lack of time: {len(outside)} rounds")
+    whole = fixed_s() + total_s(inside) + later_s(later)
     limit = "" if seconds is None else f" of {seconds:.0f}"
     return [*lines, f"{whole:6.0f} s{limit}  in all, by the times of an H200"]
+
+
+def _described(step: Step, more: str = "") -> str:
+    what = f"round {step.number}" if step.counted else "warm-up"
+    return f"{step.about_s:6.0f} s  {step.workload} {what}: {', '.join(step.arms)}{more}"

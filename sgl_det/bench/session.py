@@ -45,6 +45,7 @@ class Session:
     head: dict[str, str] = field(default_factory=lambda: {"key": ""})
     document: dict[str, Any] = field(default_factory=dict)
     verdict: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.head |= {"backend": self.settings.backend, "model": self.settings.model}
@@ -67,8 +68,11 @@ class Session:
         threading.Thread(target=client.sglang_client, daemon=True).start()
         lines = self.out / f"{self.settings.backend}.jsonl"
         lines.unlink(missing_ok=True)
-        runner = Runner(self.workloads, lines, deadline)
-        for i, group in enumerate(self.groups()):
+        runner = Runner(self.workloads, lines)
+        groups = self.groups()
+        for i, group in enumerate(groups):
+            later = schedule.later_s([self.steps(g) for g in groups[i + 1 :]])
+            runner.deadline = None if deadline is None else deadline - later
             if i and deadline is not None and time.monotonic() + schedule.START_S > deadline:
                 self.say(f"{', '.join(group)}: left out, no time to start another server")
             else:
@@ -95,8 +99,8 @@ class Session:
             runner.alone = lambda arm: arms.alone(up, arm)
             runner.warm_up(urls, self.scale)
             done = self._done()
-            notes = {a: NO_RADIX for a, i in about.items() if i["disable_radix_cache"]}
-            runner.run(self.steps(group, done), urls, lambda step: self._keep(runner, notes))
+            self.notes |= {a: NO_RADIX for a, i in about.items() if i["disable_radix_cache"]}
+            runner.run(self.steps(group, done), urls, lambda step: self._keep(runner))
 
     def _done(self) -> list[str]:
         """Workloads with all their rounds under this key, as far as they are not to be repeated."""
@@ -130,8 +134,8 @@ class Session:
         (self.out / name).write_text(json.dumps(told, indent=1) + "\n")
         self.head["key"] = told["key"]
 
-    def _keep(self, runner: Runner, notes: Mapping[str, str]) -> None:
-        made = results.rows(runner.measured, self.workloads, self.head, self.verdict, notes)
+    def _keep(self, runner: Runner) -> None:
+        made = results.rows(runner.measured, self.workloads, self.head, self.verdict, self.notes)
         self._merge(made)
 
     def _merge(self, rows: list[dict[str, Any]], about: Mapping[str, Any] | None = None) -> None:

@@ -44,7 +44,7 @@ def drive(monkeypatch, tmp_path):
 
 def test_quick_fits_nine_minutes_with_three_alternations_and_the_deterministic_arm_once():
     steps = schedule.plan(workloads.chosen(QUICK), PAIR, ("deterministic",))
-    assert schedule.fixed_s(1) + schedule.total_s(steps) < 540
+    assert schedule.fixed_s() + schedule.total_s(steps) < 540
     for name in QUICK:
         mine = [s for s in steps if s.workload == name and s.counted]
         assert sum(set(PAIR) <= set(s.arms) for s in mine) >= 3
@@ -109,9 +109,19 @@ def test_every_workload_has_something_before_any_is_repeated_and_the_first_arm_c
 
 def test_the_plan_says_what_does_not_fit():
     steps = schedule.plan(workloads.chosen(["throughput_256x1024"]), PAIR)
-    lines = schedule.described([steps], schedule.fixed_s(1) + 200)
+    lines = schedule.described([steps], schedule.fixed_s() + 200)
     assert sum("(does not fit)" in line for line in lines) == 1
     assert any("left out for lack of time: 1 rounds" in line for line in lines)
+
+
+def test_the_time_of_a_server_that_comes_later_is_kept_free():
+    chosen = workloads.chosen(["throughput_256x1024"])
+    groups = [schedule.plan(chosen, PAIR), schedule.plan(chosen, (), ("deterministic",))]
+    later = schedule.later_s(groups[1:])
+    assert later > schedule.total_s(groups[1])
+    lines = schedule.described(groups, schedule.fixed_s() + later + 200)
+    late = [line for line in lines if "(does not fit)" in line]
+    assert len(late) == 1 and "round 3: normal" in late[0]
 
 
 def test_the_arms_take_turns_with_equal_prompts(drive):

@@ -56,6 +56,9 @@ def test_prompts_that_were_not_in_the_cache_have_no_ratio():
     _, cold = rows(measured(name, cached=64), name=name)
     assert good["ratio"] and cold["ratio"] is None
     assert cold["note"] == "prompts not read from the cache: normal, sgl_det"
+    once = {**measured(name)[2], "arm": "deterministic"}
+    *_, ours, det = rows([*measured(name, cached=32_767), once], name=name)
+    assert ours["ratio"] and det["note"] == "prompts not read from the cache: deterministic"
 
 
 def test_an_arm_without_a_prefix_cache_is_named():
@@ -138,6 +141,8 @@ def test_the_deterministic_arm_runs_beside_the_others_where_it_fits(
     monkeypatch.setattr(arms, "gpu_memory", lambda: memory)
     settings = arms.Settings(backend="fa3", model=demo_model, pool=300_000, logs=tmp_path)
     assert len(arms.groups(tuple(arms.ARMS), settings)) == count
+    named = arms.server_bytes("demo", 300_000)
+    assert abs(named - arms.server_bytes(demo_model, 300_000)) < 2**20  # the file's header
 
 
 def test_the_distinct_completions_and_where_they_part():
