@@ -46,7 +46,7 @@ def page(found: dict[str, dict[str, Any]], folder: Path) -> str:
     rows = results.newest(found["e2e"].get("rows", []))
     gpu = next((d["gpu"] for d in found.values() if d.get("gpu")), folder.name)
     sections = [
-        _thousand(_rows(found, "thousand")),
+        _thousand(_largest(_rows(found, "thousand"))),
         _slowdown(rows, folder),
         _axes(_rows(found, "axes")),
         _latencies(rows),
@@ -78,15 +78,15 @@ def _rows(found: dict[str, dict[str, Any]], name: str) -> list[dict[str, Any]]:
 def _tiles(found: dict[str, dict[str, Any]], rows: Sequence[dict[str, Any]]) -> list[str]:
     axes, kernels = _rows(found, "axes"), found["kernels"].get("rows", [])
     made = []
-    for r in _rows(found, "thousand"):
-        if r["arm"] == OURS:
-            stock = [s for s in _rows(found, "thousand") if _same_experiment(s, r)]
-            was = " and ".join(str(s["distinct"]) for s in stock if s["arm"] == NORMAL) or "?"
-            text = (
-                f"distinct answers to one prompt, asked {r['completions']} times at temperature 0"
-            )
-            made.append(tile(f"{was} &rarr; {r['distinct']}", text))
-            break
+    experiment = _largest(_rows(found, "thousand"))
+    ours = [r for r in experiment if r["arm"] == OURS]
+    stock = [r for r in experiment if r["arm"] == NORMAL]
+    if ours and stock:
+        text = (
+            f"distinct answers to one prompt, asked {ours[0]['completions']} times at temperature "
+            f"0: stock SGLang and sgl_det ({', '.join(r['backend'] for r in ours)})"
+        )
+        made.append(tile(f"{_distinct(stock)} &rarr; {_distinct(ours)}", text))
     if axes:
         wrong = {
             a: sum(r["mismatches"] for r in axes if r["arm"] == a) for a in ("stock", "sgl_det")
@@ -129,8 +129,17 @@ def _means(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {b: math.exp(math.fsum(x) / len(x)) for b, x in sorted(by.items())}
 
 
-def _same_experiment(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return all(a[n] == b[n] for n in ("backend", "model", "count", "tokens"))
+def _largest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of one experiment, on every backend: of the most tokens."""
+    if not rows:
+        return []
+    fields = ("model", "count", "tokens")
+    most = max(rows, key=lambda r: r["count"] * r["tokens"])
+    return [r for r in rows if all(r[n] == most[n] for n in fields)]
+
+
+def _distinct(rows: Sequence[dict[str, Any]]) -> str:
+    return " / ".join(str(r["distinct"]) for r in rows)
 
 
 def _percent(ratio: float) -> str:

@@ -43,8 +43,7 @@ def servers_table(folder: Path, *, backend: str | None = None) -> str:
     lines = [f"| {' | '.join(_HEAD)} |", "|---" * len(_HEAD) + "|"]
     for cells in _lines(timed):
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    notes = sorted({f"* {_note(r)}" for r in timed if r.get("note")})
-    rest = [*notes, *_alone(rows)]
+    rest = [*_notes(timed), *_alone(rows)]
     return "\n".join([*lines, *(["", *rest] if rest else [])])
 
 
@@ -71,8 +70,14 @@ def speed_ratio(row: dict[str, Any]) -> str:
     return f"{middle} ({least} to {most})"
 
 
-def _note(row: dict[str, Any]) -> str:
-    return f"{row['backend']} {row['workload']}, {_name(row['arm'])}: {row['note']}"
+def _notes(rows: list[dict[str, Any]]) -> list[str]:
+    """A line a note: of which rows it is."""
+    by: dict[str, dict[str, None]] = {}
+    for r in rows:
+        if r.get("note"):
+            where = f"{r['backend']} {r['workload']} ({_name(r['arm'])})"
+            by.setdefault(r["note"], {})[where] = None
+    return [f"* {', '.join(sorted(where))}: {note}" for note, where in sorted(by.items())]
 
 
 def _name(arm: str) -> str:

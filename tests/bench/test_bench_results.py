@@ -61,11 +61,14 @@ def test_prompts_that_were_not_in_the_cache_have_no_ratio():
     assert ours["ratio"] and det["note"] == "prompts not read from the cache: deterministic"
 
 
-def test_an_arm_without_a_prefix_cache_is_named():
+def test_an_arm_without_a_prefix_cache_is_named(tmp_path):
     name = "shared_prefix_chat"
     notes = {"normal": "the prefix cache is off in this arm"}
     normal, ours = rows(measured(name), name=name, notes=notes)
     assert normal["note"] == notes["normal"] and "note" not in ours
+    results.write(tmp_path, document([normal, ours]))
+    line = "* fa3 shared_prefix_chat (normal): the prefix cache is off in this arm"
+    assert line in table.servers_table(tmp_path).splitlines()
 
 
 def document(found, **other):
