@@ -174,8 +174,8 @@ def _thousand(rows: Sequence[dict[str, Any]]) -> str:
     )
     text = (
         f"<q>{html.escape(first['prompt'])}</q>, {first['completions']} completions of "
-        f"{first['tokens']} tokens at temperature 0, up to {first['in_flight']} at once beside "
-        f"{first['background']} requests of others, compared as token ids "
+        f"{first['tokens']} tokens at temperature 0, 1 to {first['in_flight']} at once beside 0 "
+        f"to {first['background']} requests of others, compared as token ids "
         f"({html.escape(first['model'])}). {told}."
     )
     return _section(title, text, _image(plots.thousand(rows), title))

@@ -1,7 +1,8 @@
 """One prompt a thousand times at temperature 0, under other people's load: how many answers?
 
-The copies are sent to a server beside a background of requests of mixed lengths, some of them
-sampled. The completions are compared as token ids.
+The copies are sent in waves, few or many at once, beside a background of requests of mixed lengths,
+some of them sampled, by a number of users that changes from wave to wave. The completions are
+compared as token ids.
 """
 
 from __future__ import annotations
@@ -29,21 +30,31 @@ _LENGTHS = (8, 60, 250, 700, 1500, 3000)  # of the background's prompts, in toke
 class Experiment:
     """count completions of `tokens` tokens; at most `in_flight` of them at once.
 
-    background  requests of others that run all the time, of up to 3000 tokens for up to 512,
-                divided by scale; their lengths and texts follow from seed
+    background  users at most, each of whom sends a request after the other, of up to 3000 tokens
+                for up to 512, divided by scale; lengths and texts follow from seed
     ids         the background's token ids are below it
-    seconds     no copy is sent later; None for no limit
+    seconds     no wave begins later; None for no limit
     """
 
     count: int = 1000
     tokens: int = 1000
-    in_flight: int = 96
+    in_flight: int = 104
     background: int = 24
     scale: int = 1
     ids: int = 250
     seed: int = 0
     prompt: str = PROMPT
     seconds: float | None = None
+
+
+def waves(e: Experiment) -> list[tuple[int, int]]:
+    """(copies at once, users of the background beside them) of each wave; it follows from seed."""
+    rng, found, left = random.Random(f"{e.seed} waves"), [], e.count
+    sizes = [max(1, e.in_flight // n) for n in (e.in_flight, 4, 2, 1, 1)]
+    while left:
+        found.append((min(left, rng.choice(sizes)), rng.randint(0, e.background)))
+        left -= found[-1][0]
+    return found
 
 
 def outcome(completions: Counter[tuple[int, ...]]) -> dict[str, Any]:
@@ -79,53 +90,67 @@ def run(url: str, e: Experiment, progress: Callable[[int], None] = lambda n: Non
     progress gets the number of copies that came back, each time one does. Raises RuntimeError
     where the server refuses a request.
     """
-    return asyncio.run(_run(url, e, progress))
+    return asyncio.run(experiment(url, e, progress))
 
 
-async def _run(url: str, e: Experiment, progress: Callable[[int], None]) -> dict[str, Any]:
+async def experiment(
+    url: str, e: Experiment, progress: Callable[[int], None] = lambda n: None
+) -> dict[str, Any]:
+    """`run` for callers with an event loop."""
     found: Counter[tuple[int, ...]] = Counter()
     begun = time.perf_counter()
-    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        served = [0] * e.background
-        others = [
-            asyncio.create_task(_other(session, url, e, i, served)) for i in range(e.background)
-        ]
-        gate = asyncio.Semaphore(e.in_flight)
+        users = [_User(session, url, e, i) for i in range(e.background)]
+        others = {asyncio.create_task(user.run()) for user in users}
 
         async def copy() -> None:
-            async with gate:
-                if e.seconds is not None and time.perf_counter() - begun > e.seconds:
-                    return
-                ids = await _generate(session, url, {"text": e.prompt}, e.tokens, 0.0)
+            ids = await _generate(session, url, {"text": e.prompt}, e.tokens, 0.0)
             found[tuple(ids)] += 1
             progress(found.total())
 
-        copies = asyncio.gather(*(copy() for _ in range(e.count)))
+        wave = None
         try:
-            done, _ = await asyncio.wait({copies, *others}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:  # a background request ends only by failing
-                task.result()
+            for copies, active in waves(e):
+                if e.seconds is not None and time.perf_counter() - begun > e.seconds:
+                    break
+                for i, user in enumerate(users):
+                    (user.active.set if i < active else user.active.clear)()
+                wave = asyncio.gather(*(copy() for _ in range(copies)))
+                done, _ = await asyncio.wait({wave, *others}, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:  # a user ends only by failing
+                    task.result()
         finally:
-            for task in (copies, *others):
+            left = [*others, wave] if wave else list(others)
+            for task in left:
                 task.cancel()
-            await asyncio.gather(copies, *others, return_exceptions=True)
+            await asyncio.gather(*left, return_exceptions=True)
     seconds = round(time.perf_counter() - begun, 1)
-    return outcome(found) | {"seconds": seconds, "background_requests": sum(served)}
+    return outcome(found) | {
+        "seconds": seconds,
+        "background_requests": sum(u.served for u in users),
+    }
 
 
-async def _other(
-    session: aiohttp.ClientSession, url: str, e: Experiment, number: int, served: list[int]
-) -> None:
-    """One user of the background, who sends a request after the other."""
-    rng = random.Random(f"{e.seed} {number}")
-    while True:
-        length = max(4, rng.choice(_LENGTHS) // e.scale)
-        ids = [rng.randrange(e.ids) for _ in range(length)]
-        new = max(4, rng.randrange(16, 513) // e.scale)
-        await _generate(session, url, {"input_ids": ids}, new, rng.choice((0.0, 0.0, 1.0)))
-        served[number] += 1
+class _User:
+    """One user of the background, who sends a request after the other while active."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, e: Experiment, number: int):
+        self._session, self._url, self._e = session, url, e
+        self._rng = random.Random(f"{e.seed} {number}")
+        self.active, self.served = asyncio.Event(), 0
+
+    async def run(self) -> None:
+        e, rng = self._e, self._rng
+        while True:
+            await self.active.wait()
+            length = max(4, rng.choice(_LENGTHS) // e.scale)
+            ids = [rng.randrange(e.ids) for _ in range(length)]
+            new = max(4, rng.randrange(16, 513) // e.scale)
+            temperature = rng.choice((0.0, 0.0, 1.0))
+            await _generate(self._session, self._url, {"input_ids": ids}, new, temperature)
+            self.served += 1
 
 
 async def _generate(

@@ -159,6 +159,15 @@ def test_the_distinct_completions_and_where_they_part():
         thousand.outcome(Counter())
 
 
+def test_waves_are_few_and_many_and_follow_from_the_seed():
+    e = thousand.Experiment()
+    found = thousand.waves(e)
+    assert found == thousand.waves(e) != thousand.waves(thousand.Experiment(seed=1))
+    assert sum(copies for copies, _ in found) == 1000
+    assert {1, 26, 52, 104} <= {copies for copies, _ in found}
+    assert len(found) < 25 and max(users for _, users in found) <= e.background
+
+
 def experiment_row(arm, distinct):
     places = [(3, 4)] if distinct > 1 else []
     found = {"completions": 10, "distinct": distinct, "most_frequent": 6, "divergences": places}
