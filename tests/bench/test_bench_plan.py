@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -200,3 +203,21 @@ def test_statistics():
     assert stats.paired({1: 1.0}, {2: 1.0}) is None
     assert stats.percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
     assert stats.quantiles([5.0])[-1] == 5.0
+
+
+@pytest.mark.parametrize(
+    "backend, case",
+    [
+        ("fa3", "decode_bs4_8k"),
+        ("flashinfer", "prefill_128x513"),
+        ("triton", "decode_bs1_512"),
+        ("cpu", "prefill_1024"),
+    ],
+)
+def test_the_script_of_each_backend_plans_its_own_cases(backend, case, tmp_path):
+    script = Path(__file__).parents[2] / "benchmarks" / f"bench_{backend}.py"
+    command = (sys.executable, str(script), "--plan", "--suite", "full", "--out", str(tmp_path))
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"{case} round 1" in done.stdout
+    assert not list(tmp_path.iterdir())
