@@ -165,6 +165,8 @@ def latencies(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def _latencies(rows: Sequence[dict[str, Any]]) -> Any:
+    from matplotlib.ticker import LogLocator, NullLocator
+
     loads = list(dict.fromkeys((r["backend"], r["workload"]) for r in rows))
     fig, axes = _figure(9, 2.7 * len(loads) + 0.3, nrows=len(loads), ncols=2, squeeze=False)
     for line, (backend, workload) in zip(axes, loads, strict=True):
@@ -178,6 +180,9 @@ def _latencies(rows: Sequence[dict[str, Any]]) -> Any:
                 style = {"color": COLOURS[r["arm"]], "label": NAMES[r["arm"]], "lw": 2}
                 ax.plot(r["quantiles"], stats.QUANTILES, **style)
             ax.set_xscale("log")
+            ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.xaxis.set_major_formatter("{x:g}")
+            ax.xaxis.set_minor_locator(NullLocator())
             ax.set_title(f"{backend}, {workload}")
             ax.set_xlabel("time to first token, ms" if "ttft" in metric else "between tokens, ms")
             ax.set_ylabel("% of requests" if "ttft" in metric else "% of tokens")
@@ -196,14 +201,13 @@ def _thousand(rows: Sequence[dict[str, Any]]) -> Any:
     fig, (left, right) = _figure(9, 0.9 + 0.5 * len(rows) + 1.2, ncols=2)
     for y, r in enumerate(rows):
         left.barh(y, r["distinct"], color=COLOURS[r["arm"]], height=0.6)
-        left.text(r["distinct"], y, f"  {r['distinct']}", va="center", weight="bold")
-        place = dict((i, n) for i, n in r["divergences"])
-        steps = sorted(place)
+        place = {"xytext": (6, 0), "textcoords": "offset points", "va": "center"}
+        left.annotate(str(r["distinct"]), (r["distinct"], y), weight="bold", **place)
         shares, share = [100.0], 100.0
-        for i in steps:
-            share -= 100 * place[i] / r["completions"]
+        for _, n in r["divergences"]:
+            share -= 100 * n / r["completions"]
             shares.append(share)
-        xs = [0, *steps, r["tokens"]]
+        xs = [0, *(i for i, _ in r["divergences"]), r["tokens"]]
         style = {"color": COLOURS[r["arm"]], "lw": 2, "where": "post"}
         right.step(xs, [*shares, share], label=NAMES[r["arm"]], **style)
     left.set_yticks(range(len(rows)), [f"{NAMES[r['arm']]} ({r['backend']})" for r in rows])
@@ -212,6 +216,6 @@ def _thousand(rows: Sequence[dict[str, Any]]) -> Any:
     left.set_title("distinct completions of one prompt")
     right.set_ylim(0, 104)
     right.set_xlabel("token")
-    right.set_title("% that still agree with the most frequent one")
+    right.set_title("% equal to the most frequent, up to here")
     right.legend(frameon=False, fontsize=9)
     return fig
