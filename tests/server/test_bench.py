@@ -10,12 +10,12 @@ from sgl_det import cli
 from sgl_det.bench import results, thousand
 
 pytestmark = pytest.mark.server
-FLAGS = "--backend torch_native --model demo --scale 64 --rounds 2 --verdict-seconds 12".split()
+FLAGS = "--backend torch_native --model demo --scale 64 --rounds 1 --verdict-seconds 8".split()
 LOADS = "decode_bs1,decode_bs1_32k,poisson_90,shared_prefix_chat,sampled_t1"
 
 
 def test_a_whole_run_on_a_cpu(tmp_path, capsys, demo_model):
-    """About 45 s on two idle cores, most of it the start of the servers."""
+    """About a minute on two idle cores, most of it the start of the servers."""
     argv = ["bench", *FLAGS, "--workloads", LOADS, "--out", str(tmp_path), "--report"]
     status = cli.main([*argv, "--server-args=--dtype float32"])
     said = capsys.readouterr().out
