@@ -12,6 +12,7 @@ import argparse
 import shlex
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import requests
@@ -41,16 +42,24 @@ def main() -> int:
         seconds=args.seconds,
     )
     wanted = [a for a in args.arms.split(",") if a in arms.arms_of(args.backend)]
-    bad = False
+    bad, head = False, {"backend": settings.backend, "model": settings.model, "key": ""}
     for group in arms.groups(wanted, settings):
-        bad |= measure(settings, experiment, group, args.out)
+        bad |= measure(settings, experiment, group, head, args.out)
     return int(bad)
 
 
-def measure(settings, experiment, group, out: Path) -> bool:
-    """The arms of one group; True where sgl_det gave more than one completion."""
+def measure(
+    settings: arms.Settings,
+    experiment: thousand.Experiment,
+    group: Sequence[str],
+    head: dict[str, str],
+    out: Path,
+) -> bool:
+    """The arms of one group; True where sgl_det gave more than one completion.
+
+    head: backend, model and numerics key, which is put there when our server tells it.
+    """
     servers = {arm: settings.server(arm, "thousand") for arm in group}
-    head = {"backend": settings.backend, "model": settings.model, "key": ""}
     bad, machine = False, arms.machine()
     with arms.beside(servers) as (ready, failed):
         for arm, reason in failed.items():

@@ -41,8 +41,8 @@ def test_a_whole_run_on_a_cpu(tmp_path, capsys, demo_model):
 
 def test_one_prompt_many_times(stock_server, sgl_det_server):
     """The control diverges under load, our server does not."""
-    # Batches of one to three rows have other bits than larger ones in fp32 on some CPUs.
-    e = thousand.Experiment(count=24, tokens=48, in_flight=6, background=2, scale=16)
+    # On some CPUs only batches of up to three rows have other bits: with this seed there are both.
+    e = thousand.Experiment(count=24, tokens=48, in_flight=6, background=2, scale=16, seed=1)
     seen: list[int] = []
     stock = thousand.run(stock_server.url, e, seen.append)
     ours = thousand.run(sgl_det_server.url, e)
