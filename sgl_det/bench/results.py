@@ -107,7 +107,8 @@ def facts(
 def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Both documents in one: new rows take the place of those with the same id, and come last.
 
-    Rows of another key stay. Raises ValueError for results of two machines.
+    Rows of another key stay, and so do rows of more rounds and the same verdict: a sitting that is
+    cut short takes nothing away. Raises ValueError for results of two machines.
     """
     if old and new and old["gpu"] != new["gpu"]:
         raise ValueError(
@@ -120,9 +121,19 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _replaced(old: Iterable[dict], new: Iterable[dict], fields: Sequence[str]) -> list[dict]:
-    fresh = {tuple(r[f] for f in fields): r for r in new}
-    kept = [r for r in old if tuple(r[f] for f in fields) not in fresh]
-    return [*kept, *fresh.values()]
+    def name(row: Mapping[str, Any]) -> tuple:
+        return tuple(row[f] for f in fields)
+
+    before = {name(r): r for r in old}
+    fresh = {name(r): r for r in new if not _worse(r, before.get(name(r)))}
+    return [*(r for r in before.values() if name(r) not in fresh), *fresh.values()]
+
+
+def _worse(new: Mapping[str, Any], old: Mapping[str, Any] | None) -> bool:
+    """Whether a new row has fewer rounds than the old one, and tells nothing else."""
+    if old is None or new.get("verdict") != old.get("verdict"):
+        return False
+    return new.get("rounds", 1) < old.get("rounds", 1)
 
 
 def newest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -132,10 +143,10 @@ def newest(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def rounds_under(
-    rows: Sequence[dict[str, Any]], backend: str, key: str, model: str
+    rows: Sequence[dict[str, Any]], backend: str, arm: str, key: str, model: str
 ) -> dict[str, int]:
-    """Workload -> rounds of sgl_det under this backend, key and model."""
-    wanted = (backend, OURS, key, model)
+    """Workload -> rounds of an arm under this backend, key and model."""
+    wanted = (backend, arm, key, model)
     mine = [r for r in rows if (r["backend"], r["arm"], r["key"], r["model"]) == wanted]
     return {r["workload"]: r["rounds"] for r in mine}
 

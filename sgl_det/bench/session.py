@@ -98,22 +98,29 @@ class Session:
                 self.say(f"{arm}: ready in {ready[arm]} s, {found[arm]}: {text}")
             runner.alone = lambda arm: arms.alone(up, arm)
             runner.warm_up(urls, self.scale)
-            done = self._done()
+            done = self._done(list(up))
             self.notes |= {a: NO_RADIX for a, i in about.items() if i["disable_radix_cache"]}
             runner.run(self.steps(group, done), urls, lambda step: self._keep(runner))
 
-    def _done(self) -> list[str]:
-        """Workloads with all their rounds under this key, as far as they are not to be repeated."""
+    def _done(self, group: Sequence[str]) -> list[str]:
+        """Workloads that all arms of a group have under this key, unless they are to be repeated.
+
+        An arm that is measured once needs one round, the others all of theirs.
+        """
         if self.again:
             return []
-        rows, key = self.document["rows"], self.head["key"]
-        rounds = results.rounds_under(rows, self.settings.backend, key, self.settings.model)
-        done = [n for n, w in self.workloads.items() if rounds.get(n, 0) >= w.rounds]
-        if any(w.of_capacity and n not in done for n, w in self.workloads.items()):
-            done = [n for n in done if n != SATURATION]
-        if done:
-            self.say(f"measured before under key {key}, left out: {', '.join(done)}")
-        return done
+        found = [n for n, w in self.workloads.items() if all(self._has(a, n, w) for a in group)]
+        if any(w.of_capacity and n not in found for n, w in self.workloads.items()):
+            found = [n for n in found if n != SATURATION]
+        if found:
+            key = self.head["key"]
+            self.say(f"measured before under key {key}, left out: {', '.join(found)}")
+        return found
+
+    def _has(self, arm: str, name: str, w: Workload) -> bool:
+        backend, key, model = (self.head[n] for n in ("backend", "key", "model"))
+        rounds = results.rounds_under(self.document["rows"], backend, arm, key, model)
+        return rounds.get(name, 0) >= (1 if arm == DETERMINISTIC else w.rounds)
 
     def _begin(
         self, up: Mapping[str, ServerProcess], ready: Mapping[str, float], about: Mapping[str, Any]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sgl_det.bench import arms, report, results, table, thousand, verdict
+from sgl_det.bench.session import Session
 from sgl_det.bench.workloads import WORKLOADS
 from sgl_det.probe.table import AxisResult, Report
 
@@ -87,7 +88,31 @@ def test_sittings_merge_by_key_and_the_table_shows_the_newest(tmp_path):
     shown = table.servers_table(tmp_path)
     assert "`k2`" in shown and "`k1`" not in shown
     assert "| fa3 | decode_bs1 | 3 | s | 2.02 | - | 1.22 | 1.656 " in shown
-    assert results.rounds_under(merged["rows"], "fa3", "k2", "demo") == {"decode_bs1": 3}
+    found = results.rounds_under(merged["rows"], "fa3", "sgl_det", "k2", "demo")
+    assert found == {"decode_bs1": 3}
+
+
+def test_a_sitting_that_was_cut_short_takes_nothing_away_but_a_red_verdict_counts():
+    whole, short = measured(), [m for m in measured(ours=1.0) if m["round"] < 2]
+    kept = results.merged(document(rows(whole)), document(rows(short)))
+    assert [r["rounds"] for r in kept["rows"]] == [3, 3]
+    red = rows(short, GOOD | {"sgl_det": "diverged"})
+    _, ours = results.merged(document(rows(whole)), document(red))["rows"]
+    assert (ours["verdict"], ours["rounds"], ours["ratio"]) == ("diverged", 1, None)
+
+
+@pytest.mark.parametrize("group, done", [(("normal", "sgl_det"), 1), (("deterministic",), 0)])
+def test_a_full_suite_goes_on_where_an_arm_has_no_rows(group, done, tmp_path):
+    session = Session(
+        settings=arms.Settings(backend="fa3", model="demo", pool=1, logs=tmp_path),
+        workloads={"decode_bs1": WORKLOADS["decode_bs1"]},
+        arms=tuple(arms.ARMS),
+        out=tmp_path,
+        again=False,
+        head={"key": "k1"},
+        document=document(rows(measured())),
+    )
+    assert len(session._done(group)) == done
 
 
 def test_results_of_two_machines_are_not_merged():
