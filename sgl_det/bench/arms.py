@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import signal
@@ -19,6 +20,7 @@ import requests
 
 from sgl_det import numerics
 from sgl_det.make_model import resolve_model, shapes
+from sgl_det.probe.client import Server
 from sgl_det.server_process import ServerProcess
 
 NORMAL, DETERMINISTIC, OURS = "normal", "deterministic", "sgl_det"
@@ -199,6 +201,16 @@ def machine() -> str:
     import torch
 
     return f"{numerics.cpu_name()}, {torch.backends.cpu.get_cpu_capability()}"
+
+
+def vocabulary(url: str) -> int:
+    """The size of a running server's vocabulary, as the probe finds it out."""
+
+    async def ask() -> int:
+        async with Server(url) as server:
+            return (await server.discover()).vocab_size
+
+    return asyncio.run(ask())
 
 
 def host_memory_gb(server: ServerProcess) -> float:

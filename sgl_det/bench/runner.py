@@ -39,11 +39,11 @@ class Runner:
     _took: dict[tuple[str, str], float] = field(default_factory=dict)
     _prepared: set[tuple[str, str]] = field(default_factory=set)
 
-    def warm_up(self, urls: Mapping[str, str], scale: int = 1) -> None:
+    def warm_up(self, urls: Mapping[str, str], w: Workload = WARM_UP) -> None:
         """Let the servers compile what their first requests compile."""
         for arm, url in urls.items():
             with self.alone(arm):
-                client.send_batch(url, WARM_UP.scaled(scale), "warm up")
+                client.send_batch(url, w, "warm up")
 
     def run(
         self, steps: Sequence[Step], urls: Mapping[str, str], after: Callable[[Step], None]

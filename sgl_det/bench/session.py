@@ -16,7 +16,7 @@ from sgl_det.bench import arms, client, results, schedule
 from sgl_det.bench.arms import DETERMINISTIC, OURS, Settings
 from sgl_det.bench.runner import Runner
 from sgl_det.bench.verdict import BITWISE, verdicts
-from sgl_det.bench.workloads import SATURATION, Workload
+from sgl_det.bench.workloads import CPU_SCALE, SATURATION, WARM_UP, Workload
 from sgl_det.server_process import ServerProcess
 
 NO_RADIX = "the prefix cache is off in this arm"
@@ -97,7 +97,11 @@ class Session:
             for arm, text in told.items():
                 self.say(f"{arm}: ready in {ready[arm]} s, {found[arm]}: {text}")
             runner.alone = lambda arm: arms.alone(up, arm)
-            runner.warm_up(urls, self.scale)
+            ids = arms.vocabulary(urls.get(OURS) or next(iter(urls.values())))
+            runner.workloads = {n: w.within(ids) for n, w in self.workloads.items()}
+            on_cpu = self.settings.backend == arms.CPU_BACKEND
+            scale = max(self.scale, CPU_SCALE) if on_cpu else self.scale
+            runner.warm_up(urls, WARM_UP.scaled(scale).within(ids))
             done = self._done(list(up))
             self.notes |= {a: NO_RADIX for a, i in about.items() if i["disable_radix_cache"]}
             runner.run(self.steps(group, done), urls, lambda step: self._keep(runner))

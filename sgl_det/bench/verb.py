@@ -89,7 +89,7 @@ def _session(args: argparse.Namespace, known: Mapping[str, Workload]):
     if args.backend not in BACKENDS:
         raise ValueError(f"--backend is {args.backend!r}; there are {', '.join(BACKENDS)}")
     on_cpu = args.backend == arms.CPU_BACKEND
-    scale = args.scale or (32 if on_cpu else 1)
+    scale = args.scale or (workloads.CPU_SCALE if on_cpu else 1)
     names = SUITES[args.suite]
     names = (*names, *(n for n in known if n not in WORKLOADS)) if args.suite == "full" else names
     if args.workloads is not None:

@@ -54,6 +54,10 @@ class Workload:
             small["many"] = max(2 * self.groups, small["many"])
         return replace(self, **small, about_s=0.0, ids=256)
 
+    def within(self, vocabulary: int) -> Workload:
+        """The same with ids of a vocabulary of this size; beyond it a stock server may end."""
+        return replace(self, ids=min(self.ids, vocabulary))
+
     @property
     def label(self) -> str:
         """Its sizes for people: requests x prompt/new, ranges as least-most."""
@@ -114,6 +118,7 @@ WORKLOADS = {
 QUICK = ("decode_bs1", "decode_bs16", "prefill_64x1024", "throughput_256x1024")
 FULL = (*QUICK, *(n for n in WORKLOADS if n not in (*QUICK, "prefill_256x1024")))
 SUITES = {"quick": QUICK, "full": FULL}
+CPU_SCALE = 32  # by which the sizes are divided on a machine without a GPU
 WARM_UP = Workload(many=32, prompt=512, new=16)
 
 

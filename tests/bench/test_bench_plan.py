@@ -187,6 +187,8 @@ def test_smaller_workloads_for_a_cpu():
     assert (w.many, w.prompt, w.new, w.about_s) == (8, 32, 32, 0.0)
     assert WORKLOADS["prefill_8x16384"].scaled(32).new == 1
     assert w.scaled(1) is w
+    assert max(max(ids) for ids, _ in workloads.prompts(w.within(100), 0)) < 100
+    assert w.within(10**6).ids == w.ids
     chat = WORKLOADS["shared_prefix_chat"].scaled(32)
     assert chat.many >= 2 * chat.groups and chat.shared == 64
 
