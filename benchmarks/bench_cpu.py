@@ -24,6 +24,7 @@ if __name__ == "__main__":
             workloads=",".join(CASES),
             scale=1,
             pool=32_768,
+            verdict_seconds=180.0,
             server_args="--dtype bfloat16 --chunked-prefill-size 1024",
         )
     )
