@@ -22,10 +22,10 @@ $(STAMP): $(BIN)/uv pyproject.toml docker/constraints.txt docker/cpu.txt
 ifeq ($(PROFILE),cpu)
 	$(BIN)/uv pip install -q --python $(BIN)/python torch -c docker/constraints.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -r docker/cpu.txt -c docker/constraints.txt
-	$(BIN)/uv pip install -q --python $(BIN)/python pytest pytest-timeout hypothesis ruff setuptools -c docker/constraints.txt
+	$(BIN)/uv pip install -q --python $(BIN)/python pytest pytest-timeout hypothesis ruff matplotlib setuptools -c docker/constraints.txt
 	$(BIN)/uv pip install -q --python $(BIN)/python --no-deps -e .
 else
-	$(BIN)/uv pip install -q --python $(BIN)/python -e '.[test,lint]' -c docker/constraints.txt
+	$(BIN)/uv pip install -q --python $(BIN)/python -e '.[test,lint,report]' -c docker/constraints.txt
 endif
 	$(BIN)/python -m compileall -q -j 0 $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/{sglang/srt,sglang/kernels,transformers/utils,torch/_inductor,torch/_dynamo} >/dev/null 2>&1 || true
 	@touch $@

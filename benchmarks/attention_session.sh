@@ -2,8 +2,9 @@
 # What the attention of all three backends needs from a GPU, each part with a time limit of its own:
 #   attention_session.sh PART...   parts: tests kernels retraction probe server-fa3 server-triton server-flashinfer capacity
 # Results go to $OUT (default: the working directory); a part that ends early keeps what it has.
-# WORKLOADS=A,B,... measures only those of bench_server.py; MODEL is another model than qwen3-8b; BACKENDS="A B" are those of kernels,
-# probe and capacity.
+# SUITE=full, or WORKLOADS=A,B,..., measures those instead of `sgl-det bench`'s quick suite; what lies in the
+# committed e2e.json under the same key is left out of the full one. MODEL is another model than qwen3-8b.
+# BACKENDS="A B" are those of kernels, probe and capacity.
 set -u
 out=${OUT:-.}
 model=${MODEL:-qwen3-8b}
@@ -37,12 +38,12 @@ for part in "$@"; do
         pack probe-logs "probe/*.log probe/*.out" ;;
     server-fa3 | server-triton | server-flashinfer)
         backend=${part#server-}
-        run 285 python3 -W ignore benchmarks/bench_server.py --model "$model" --backend "$backend" --seconds 255 \
-            ${WORKLOADS:+--workloads "$WORKLOADS"} --out "$out/$part.json"
-        pack "$part-logs" "$part.*.log" ;;
+        cp -n benchmarks/results/nvidia-h200/e2e.json "$out/"
+        run 575 python3 -W ignore benchmarks/bench_$backend.py --model "$model" --seconds "${SECONDS_EACH:-540}" \
+            --suite "${SUITE:-quick}" ${WORKLOADS:+--workloads "$WORKLOADS"} --out "$out"
+        pack "$part-logs" "$backend.*.log" ;;
     capacity) for backend in $backends; do
-        run 260 python3 -W ignore benchmarks/bench_server.py --model "$model" --backend $backend --workloads "" --capacity \
-            --out "$out/server-$backend-capacity.json"
+        run 260 python3 -W ignore benchmarks/bench_$backend.py --model "$model" --workloads "" --capacity --out "$out"
     done ;;
     *) echo "unknown part $part" >&2 ;;
     esac

@@ -24,7 +24,7 @@ for part in "$@"; do
     norms) run 130 python3 -W ignore benchmarks/bench_norms.py --out "$out/norms.jsonl" --dtype bf16,fp16 --seconds 120 ;;
     deep_gemm) run 130 python3 -W ignore benchmarks/bench_kernels.py --out "$out/deep_gemm.jsonl" --models qwen3-8b --rows 16,64,128,192,256,1024,8192 --only deep_gemm --seconds 110 ;;
     proof) run 120 python3 -W ignore benchmarks/bench_proof.py --out "$out/proof.json" ;;
-    server) run 300 python3 -W ignore benchmarks/bench_server.py --backend fa3 --rounds 4 --out "$out/server-fa3.json" ;;
+    server) run 570 python3 -W ignore benchmarks/bench_fa3.py --out "$out" ;;
     audit) for backend in fa3 triton flashinfer; do
         timeout 280 python3 -W ignore -m sgl_det.launch_server --det-audit "$out/audit-$backend.json" --model-path qwen3-8b \
             --attention-backend $backend --max-total-tokens 60000 --mem-fraction-static 0.9 --skip-server-warmup \

@@ -55,7 +55,7 @@ def recorded(scheduler: Any) -> dict[str, Any]:
     """What is written down beside the key but must not matter for the bits."""
     args = scheduler.server_args
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "driver": _driver(),
         "chunked_prefill_size": args.chunked_prefill_size,
         "max_running_requests": scheduler.max_running_requests,
@@ -126,7 +126,7 @@ def _config_digest(hf_config: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _cpu_name() -> str | None:
+def cpu_name() -> str | None:
     try:
         with open("/proc/cpuinfo") as lines:
             return next(x.partition(":")[2].strip() for x in lines if x.startswith("model name"))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from sgl_det.axis import Axis
 from sgl_det.backend import BACKENDS
+from sgl_det.bench import table
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
-_ARMS = ("normal", "sgl_det")  # of a server benchmark
 _SHORT = {"stock": "stock", "stock_det": "stock deterministic", "sgl_det": "sgl_det"}
 
 
@@ -180,38 +180,8 @@ def _verdict(summary: dict, baseline: str) -> str:
 
 
 def servers_table(machine: str) -> str:
-    """Our servers beside the same backend's normal mode, from every server-*.json."""
-    memory: list[str] = []
-    head = "backend | workload | rounds | normal, s | sgl_det, s | speed ratio | verdict | key"
-    lines = [f"| {head} |", "|---" * 8 + "|"]
-    for path in sorted((ROOT / "benchmarks" / "results" / machine).glob("server-*.json")):
-        found = json.loads(path.read_text())
-        memory += _memory(path.stem.removeprefix("server-"), found)
-        for r in found.get("rows", ()):
-            ratio = r.get("note", "-")
-            if "speed_ratio" in r:
-                ratio = f"{r['speed_ratio']} ({r['min']} to {r['max']})"
-            rounds = r.get("rounds", found.get("rounds", "-"))
-            cells = (r["backend"], r["workload"], rounds, r["normal_s"], r["sgl_det_s"], ratio)
-            lines.append(
-                "| " + " | ".join(map(str, (*cells, r["verdict"], f"`{r['key']}`"))) + " |"
-            )
-    if len(lines) == 2:
-        return "Not measured yet."
-    return "\n".join([*lines, *(["", *memory] if memory else [])])
-
-
-def _memory(name: str, found: dict) -> list[str]:
-    """What both arms said of their memory, each alone on the GPU, without a bound."""
-    out = []
-    if arms := found.get("capacity"):
-        tokens = [arms[arm]["max_total_num_tokens"] for arm in _ARMS]
-        left = [arms[arm]["available_gb"] for arm in _ARMS]
-        out.append(
-            f"* {name}, each alone on the GPU: room for {tokens[0]} / {tokens[1]} KV tokens "
-            f"({tokens[1] / tokens[0]:.3f}), {left[0]} / {left[1]} GB left"
-        )
-    return out
+    """Our servers beside the same backend's normal mode, from e2e.json."""
+    return table.servers_table(ROOT / "benchmarks" / "results" / machine)
 
 
 def rendered(text: str) -> str:

@@ -35,6 +35,7 @@ READ_THE_ENVIRONMENT = {
 }
 # What a person runs, and what must speak before there is a log.
 PRINT = {
+    "sgl_det/bench/verb.py",
     "sgl_det/check.py",
     "sgl_det/cli.py",
     "sgl_det/demo.py",
@@ -182,7 +183,7 @@ def test_verbs_and_flags_are_frozen():
     """A new verb or flag is a decision: add it here and to the README."""
     from sgl_det import cli, config
 
-    assert {"serve", *cli.VERBS} == {"serve", "check", "probe", "make-model"}
+    assert {"serve", *cli.VERBS} == {"serve", "check", "probe", "bench", "make-model"}
     assert config.flags() == [
         "--det-allow",
         "--det-expect-key",
