@@ -44,6 +44,7 @@ PRINT = {
     "sgl_det/probe/verb.py",
     "sgl_det/readme.py",
     "sgl_det/report.py",
+    "sgl_det/soak/verb.py",
 }
 
 
@@ -181,7 +182,7 @@ def test_verbs_and_flags_are_frozen():
     """A new verb or flag is a decision: add it here and to the README."""
     from sgl_det import cli, config
 
-    assert {"serve", *cli.VERBS} == {"serve", "check", "probe", "make-model"}
+    assert {"serve", *cli.VERBS} == {"serve", "check", "probe", "soak", "make-model"}
     assert config.flags() == [
         "--det-allow",
         "--det-expect-key",
