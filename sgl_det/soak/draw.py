@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 
-from sgl_det.probe.client import Facts
 from sgl_det.soak.send import (
     ABORT,
     ABORT_STREAM,
@@ -31,7 +30,7 @@ _MOST_IN_A_LIST = 8
 class Draw:
     """Random acts. An act is a list: the turns of a conversation follow each other."""
 
-    def __init__(self, book: Book, facts: Facts, rng: random.Random, pace_s: float):
+    def __init__(self, book: Book, rng: random.Random, pace_s: float):
         self._book, self._rng, self._pace_s = book, rng, pace_s
         self._number = 0
         self._run = f"{rng.getrandbits(40):010x}"
@@ -43,7 +42,6 @@ class Draw:
                 groups[name.rpartition("-")[0]].append(name)
         self._groups = dict(groups)
         self._lists = [n for n, e in book.items() if MANY in ways(e.item)]
-        self._max_total = facts.max_total
 
     def one(self) -> list[Act]:
         """Any kind, any way; the whole conversation where it is one."""
@@ -65,19 +63,15 @@ class Draw:
             names = [self._rng.choice(self._kinds[kind])] * self._rng.randint(2, 12)
         return [[self._act(name)] for name in names[:most]]
 
-    def pressing(self, most: int) -> list[list[Act]]:
-        """Requests whose answers need more than the whole KV pool, up to `most`; none cut short.
-
-        Many with long answers: SGLang admits them by what it expects of them, and retracts some
-        when they get longer.
-        """
+    def pressing(self, most: int, tokens: float) -> list[list[Act]]:
+        """Requests with long answers that hold so many tokens, up to `most`; none is cut short."""
         growing = sorted(self._book, key=lambda n: -self._book[n].item.new_tokens)
         growing = growing[: max(8, len(growing) // 3)]
         self._rng.shuffle(growing)
-        found, tokens = [], 0
-        while tokens < 1.6 * self._max_total and len(found) < most:
+        found = []
+        while tokens > 0 and len(found) < most:
             name = growing[len(found) % len(growing)]
-            tokens += self._book[name].item.footprint
+            tokens -= self._book[name].item.footprint
             found.append([self._act(name, (PLAIN, STREAM, "quiet"))])
         return found
 

@@ -24,6 +24,7 @@ from sgl_det.soak.wire import Refused, ServerFailed, SoakServer
 # More than this the client does not hold at once, however many the server runs.
 MOST_AT_ONCE = 512
 TICK_S = 0.02
+_PRESSURE = 2.5  # tokens asked for at once, in KV pools; on average half of each answer is there
 _BUSY_FLUSH = 0.004  # chance at each tick
 
 
@@ -46,7 +47,7 @@ class Load:
     failure: str | None = None
     _error: ProbeError | None = None
     _tasks: set[asyncio.Task] = field(default_factory=set)
-    _waiting_tokens: int = 0
+    _tokens: int = 0
     _start: float = 0.0
 
     async def run(self) -> None:
@@ -54,9 +55,12 @@ class Load:
         self._start = time.perf_counter()
         try:
             while not self._over():
-                name, phase = self.rng.choice(self._phases())
-                self.tally.phases[name] += 1
-                await phase()
+                deck = self._phases()
+                self.rng.shuffle(deck)
+                for name, phase in deck:
+                    if not self._over():
+                        self.tally.phases[name] += 1
+                        await phase()
             await self._drain()
         finally:
             for task in self._tasks:
@@ -72,9 +76,9 @@ class Load:
     def _phases(self) -> list[tuple[str, Callable]]:
         found = [
             ("calm", self._calm),
-            ("steady", self._steady),
+            *[("steady", self._steady)] * 2,
             ("wave", self._wave),
-            ("burst", self._burst),
+            *[("burst", self._burst)] * 2,
             ("alike", self._alike),
             ("idle", self._idle),
         ]
@@ -85,7 +89,7 @@ class Load:
         await self._hold(lambda _: most, self.rng.uniform(0.5, 3))
 
     async def _steady(self) -> None:
-        most = self.rng.randint(4, max(4, self._crowd()))
+        most = self.rng.randint(self._crowd(0.2), self._crowd())
         await self._hold(lambda _: most, self.rng.uniform(1, 6))
 
     async def _wave(self) -> None:
@@ -104,9 +108,17 @@ class Load:
         await self._until(lambda: len(self._tasks) < self._crowd(0.5))
 
     async def _pressure(self) -> None:
-        """More tokens than the KV pool holds, all in answers that grow."""
-        for acts in self.draw.pressing(MOST_AT_ONCE):
-            self._begin(acts)
+        """For a while more tokens than the KV pool holds, all in answers that grow.
+
+        SGLang admits more and more of them as it learns how long answers are, until it has to
+        retract some.
+        """
+        until = time.perf_counter() + self.rng.uniform(3, 12)
+        while not self._over() and time.perf_counter() < until:
+            missing = _PRESSURE * self.facts.max_total - self._tokens
+            for acts in self.draw.pressing(MOST_AT_ONCE - len(self._tasks), missing):
+                self._begin(acts)
+            await self._tick()
         await self._until(lambda: len(self._tasks) < self._crowd(0.3))
 
     async def _idle(self) -> None:
@@ -161,9 +173,9 @@ class Load:
             return
         tokens = max(sum(self.book[n].item.footprint for n in a.names) for a in acts)
         if not self.may_retract and self._tasks:
-            if self._waiting_tokens + tokens > 0.8 * self.facts.max_total:
+            if self._tokens + tokens > 0.8 * self.facts.max_total:
                 return
-        self._waiting_tokens += tokens
+        self._tokens += tokens
         task = asyncio.create_task(self._follow(acts, tokens))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -180,7 +192,7 @@ class Load:
         except ProbeError as e:
             self._error = self._error or e
         finally:
-            self._waiting_tokens -= tokens
+            self._tokens -= tokens
 
     async def _do(self, act: Act) -> None:
         self.journal.begin(act)

@@ -71,7 +71,7 @@ async def soak(
                 server=server,
                 facts=facts,
                 book=book,
-                draw=Draw(book, facts, rng, pace_s),
+                draw=Draw(book, rng, pace_s),
                 rng=rng,
                 seconds=60 * minutes,
                 keep_going=keep_going,

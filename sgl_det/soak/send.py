@@ -25,7 +25,7 @@ from sgl_det.soak.answers import (
     native_parts,
 )
 from sgl_det.soak.items import CHAT, TOP_LOGPROBS, Item
-from sgl_det.soak.wire import ServerFailed, SoakServer
+from sgl_det.soak.wire import Refused, ServerFailed, SoakServer
 
 PLAIN, STREAM, QUIETLY, MANY, COMPLETIONS = "plain", "stream", "quiet", "many", "completions"
 ABORT, ABORT_STREAM, DISCONNECT, LEAVE = "abort", "abort_stream", "disconnect", "leave"
@@ -162,7 +162,7 @@ async def _stream(
     if len(last["output_ids"]) < meta["completion_tokens"]:
         # Each part holds what is new in it.
         last = joined_stream([json.loads(x) for x in raw])
-        only = ("tokens", "logprobs", "top", "finish")
+        only = ("tokens", "logprobs", "top", "finish", "prompt_length")
     return Reply(item.name, native_parts(last), only, meta["finish_reason"] is None, meta)
 
 
@@ -172,7 +172,12 @@ async def _aborted(server: SoakServer, item: Item, body: dict[str, Any], act: Ac
     async def ask() -> Reply | None:
         if act.way == ABORT_STREAM:
             return await _stream(server, item, body, None)
-        whole = await server.post(item.route, body)
+        try:
+            whole = await server.post(item.route, body)
+        except Refused as e:
+            if "abort" in str(e).lower():  # it had not begun
+                return None
+            raise
         return Reply(item.name, native_parts(whole), meta=whole["meta_info"])
 
     async def abort() -> None:
