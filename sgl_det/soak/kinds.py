@@ -180,14 +180,14 @@ def usable(facts: Facts) -> list[str]:
 
 
 def plan(facts: Facts, seed: int, n: int, kinds: list[str]) -> list[Item]:
-    """About n requests, of every kind in turn; a function of the limits and the seed.
+    """About n requests, of every kind one at least; a function of the limits and the seed.
 
     Requests that belong together stay so, in their order.
     """
     source = Source(facts, Sizes.of(facts), seed)
     found: dict[str, list[Item]] = {kind: [] for kind in kinds}
     number = 0
-    while sum(map(len, found.values())) < n:
+    while sum(map(len, found.values())) < n or not all(found.values()):
         # Groups hold several, so the kind with the fewest is next.
         kind = min(kinds, key=lambda k: len(found[k]))
         found[kind] += KINDS[kind][1](source, f"{kind}-{number}")
