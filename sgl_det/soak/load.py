@@ -134,8 +134,8 @@ class Load:
         """As many at once as most(seconds since) says, for so long."""
         begun = time.perf_counter()
         while not self._over() and (t := time.perf_counter() - begun) < seconds:
-            while len(self._tasks) < most(t):
-                self._begin(self.draw.one())
+            while len(self._tasks) < most(t) and self._begin(self.draw.one()):
+                pass
             await self._tick()
 
     async def _until(self, done: Callable[[], bool]) -> None:
@@ -168,17 +168,19 @@ class Load:
     def _over(self) -> bool:
         return self._stopped() or time.perf_counter() - self._start >= self.seconds
 
-    def _begin(self, acts: Sequence[Act]) -> None:
+    def _begin(self, acts: Sequence[Act]) -> bool:
+        """Whether it was begun: not after the end, nor where a pool may not overflow and would."""
         if self._stopped():
-            return
+            return False
         tokens = max(sum(self.book[n].item.footprint for n in a.names) for a in acts)
         if not self.may_retract and self._tasks:
             if self._tokens + tokens > 0.8 * self.facts.max_total:
-                return
+                return False
         self._tokens += tokens
         task = asyncio.create_task(self._follow(acts, tokens))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return True
 
     async def _follow(self, acts: Sequence[Act], tokens: int) -> None:
         """One act after the other, each compared."""

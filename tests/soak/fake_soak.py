@@ -90,14 +90,14 @@ class FakeSoak:
             asked = body.get("max_tokens") or body["sampling_params"]["max_new_tokens"]
             before = 0
             for n in [*range(1, asked, max(1, asked // 6)), asked]:
-                if request.transport is None:  # the client has gone
-                    return reply
                 part, before = answer(body, n, before), n
                 await reply.write(f"data: {json.dumps(part)}\n\n".encode())
                 if body.get("rid") in self.aborted:
                     break
                 await asyncio.sleep(0)
             await reply.write(b"data: [DONE]\n\n")
+            return reply
+        except ConnectionResetError:  # the client has gone
             return reply
         finally:
             self.running -= 1
