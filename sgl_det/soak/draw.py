@@ -23,6 +23,8 @@ from sgl_det.soak.send import (
 # Of every way that a request has, its share.
 _SHARES = {PLAIN: 30, STREAM: 20, "quiet": 14, MANY: 10, COMPLETIONS: 10}
 _SHARES |= {ABORT: 4, ABORT_STREAM: 4, DISCONNECT: 5, LEAVE: 3}
+# Of the kinds: all but these have 2. A long prompt costs more than it compares.
+_KIND_SHARES = {"long": 1, "long_answer": 4}
 _INTERVALS = (1, 3, 7, 50)
 _MOST_IN_A_LIST = 8
 
@@ -45,7 +47,8 @@ class Draw:
 
     def one(self) -> list[Act]:
         """Any kind, any way; the whole conversation where it is one."""
-        kind = self._rng.choice([*self._kinds])
+        kinds = [*self._kinds]
+        kind = self._rng.choices(kinds, [_KIND_SHARES.get(k, 2) for k in kinds])[0]
         name = self._rng.choice(self._kinds[kind])
         if kind == "multi_turn":
             turns = self._groups[name.rpartition("-")[0]]

@@ -54,13 +54,13 @@ class Load:
         """Until the time is over, or the first mismatch. Raises ProbeError if it cannot go on."""
         self._start = time.perf_counter()
         try:
+            deck = self._phases()
             while not self._over():
-                deck = self._phases()
-                self.rng.shuffle(deck)
                 for name, phase in deck:
                     if not self._over():
                         self.tally.phases[name] += 1
                         await phase()
+                self.rng.shuffle(deck)
             await self._drain()
         finally:
             for task in self._tasks:
@@ -74,15 +74,18 @@ class Load:
         return self.facts.claims is None or Axis.PREEMPTION in self.facts.claims
 
     def _phases(self) -> list[tuple[str, Callable]]:
-        found = [
-            ("calm", self._calm),
-            *[("steady", self._steady)] * 2,
-            ("wave", self._wave),
-            *[("burst", self._burst)] * 2,
-            ("alike", self._alike),
+        """The first round goes by this order: a short soak has seen what matters most."""
+        first = [("pressure", self._pressure)] if self.may_retract else []
+        return [
+            ("burst", self._burst),
+            *first,
             ("idle", self._idle),
+            ("wave", self._wave),
+            ("alike", self._alike),
+            *[("steady", self._steady)] * 2,
+            ("calm", self._calm),
+            ("burst", self._burst),
         ]
-        return [*found, ("pressure", self._pressure)] if self.may_retract else found
 
     async def _calm(self) -> None:
         most = self.rng.randint(1, 4)
@@ -122,9 +125,9 @@ class Load:
         await self._until(lambda: len(self._tasks) < self._crowd(0.3))
 
     async def _idle(self) -> None:
-        """Nothing runs; mostly the cache is emptied then."""
+        """Nothing runs, and the cache is emptied."""
         await self._drain()
-        if not self._stopped() and self.rng.random() < 0.7:
+        if not self._stopped():
             await self._flush()
 
     def _crowd(self, part: float = 1.0) -> int:
