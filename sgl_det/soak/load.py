@@ -45,6 +45,7 @@ class Load:
     journal: Journal = field(default_factory=Journal)
     first: dict[str, Any] | None = None
     failure: str | None = None
+    took_s: float = 0.0
     _error: ProbeError | None = None
     _tasks: set[asyncio.Task] = field(default_factory=set)
     _tokens: int = 0
@@ -53,6 +54,8 @@ class Load:
     async def run(self) -> None:
         """Until the time is over, or the first mismatch. Raises ProbeError if it cannot go on."""
         self._start = time.perf_counter()
+        self.bar.reset(total=self.seconds)
+        self.server.doing = "under load"
         try:
             deck = self._phases()
             while not self._over():
@@ -66,6 +69,7 @@ class Load:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            self.took_s = time.perf_counter() - self._start
         if self._error:
             raise self._error
 

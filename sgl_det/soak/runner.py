@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -55,17 +53,11 @@ async def soak(
         chosen = _chosen(facts, kinds)
         if facts.device == "cpu":
             await server.quicken_flush()
-        n = requests or min(_MOST, max(_LEAST, int(_A_MINUTE * minutes)))
         before = await server.retractions()
-        about = {"key": facts.key, "seed": seed, "url": url, "server": recorded(facts)}
-        common = {"minutes": minutes, **about, "kinds": chosen}
+        n = requests or min(_MOST, max(_LEAST, int(_A_MINUTE * minutes)))
         bar = tqdm(total=0, disable=not progress, leave=False, mininterval=0.5, bar_format=_BAR)
         with bar:
-            try:
-                book, pace_s = await _oracle(server, facts, seed, n, chosen, oracle_file, bar)
-            except ServerFailed as e:
-                raise ProbeError(f"no oracle could be measured: {e}") from None
-            common["kinds"] = [k for k in chosen if any(e.item.kind == k for e in book.values())]
+            book, pace_s = await _oracle(server, facts, seed, n, chosen, oracle_file, bar)
             rng = random.Random(f"{seed}:load")
             load = Load(
                 server=server,
@@ -76,31 +68,35 @@ async def soak(
                 seconds=60 * minutes,
                 keep_going=keep_going,
                 bar=bar,
-                about=about,
+                about={"key": facts.key, "seed": seed, "url": url, "server": recorded(facts)},
             )
-            bar.reset(total=load.seconds)
-            server.doing = "under load"
-            start = time.perf_counter()
             await load.run()
-            seconds = time.perf_counter() - start
         if load.first and record_file:
             Path(record_file).write_text(json.dumps(load.first) + "\n")
         after = None if load.failure else await server.retractions()
-        return Result(
-            **common,
-            seconds=round(seconds, 1),
-            oracle=len(book),
-            tally=load.tally,
-            counted_retractions=None if None in (before, after) else after - before,
-            notes=_notes(facts, load, chosen, common["kinds"]),
-            first=load.first,
-            failure=load.failure,
-        )
+        counted = None if None in (before, after) else after - before
+        return _result(load, minutes, chosen, counted)
 
 
 def run_soak(url: str, **kwargs) -> Result:
     """`soak` for callers without an event loop."""
     return asyncio.run(soak(url, **kwargs))
+
+
+def _result(load: Load, minutes: float, chosen: list[str], counted: int | None) -> Result:
+    kept = [k for k in chosen if any(e.item.kind == k for e in load.book.values())]
+    return Result(
+        **load.about,
+        minutes=minutes,
+        seconds=round(load.took_s, 1),
+        oracle=len(load.book),
+        tally=load.tally,
+        kinds=kept,
+        counted_retractions=counted,
+        notes=_notes(load, chosen, kept),
+        first=load.first,
+        failure=load.failure,
+    )
 
 
 def _chosen(facts: Facts, kinds: Iterable[str] | None) -> list[str]:
@@ -130,14 +126,17 @@ async def _oracle(
     items = plan(facts, seed, n, kinds)
     bar.reset(total=len(items))
     bar.set_description_str("oracle", refresh=False)
-    book, pace_s = await oracle.measured(server, items, bar.update)
+    try:
+        book, pace_s = await oracle.measured(server, items, bar.update)
+    except ServerFailed as e:
+        raise ProbeError(f"no oracle could be measured: {e}") from None
     if path:
         oracle.save(Path(path), book, facts.key, seed, pace_s)
     return book, pace_s
 
 
-def _notes(facts: Facts, load: Load, chosen: list[str], kept: list[str]) -> list[str]:
-    notes: list[Any] = [f"{k}: the server has no such route" for k in chosen if k not in kept]
+def _notes(load: Load, chosen: list[str], kept: list[str]) -> list[str]:
+    notes = [f"{k}: the server has no such route" for k in chosen if k not in kept]
     left = [k for k in KINDS if k not in chosen]
     if left:
         notes.append(f"not sent: {', '.join(left)}")
@@ -145,6 +144,7 @@ def _notes(facts: Facts, load: Load, chosen: list[str], kept: list[str]) -> list
         notes.append(
             "the server does not claim preemption: never more tokens than its KV pool holds"
         )
-    if facts.max_running > MOST_AT_ONCE:
-        notes.append(f"the server runs {facts.max_running} at once, the soak sends {MOST_AT_ONCE}")
+    if load.facts.max_running > MOST_AT_ONCE:
+        most = load.facts.max_running
+        notes.append(f"the server runs {most} at once, the soak sends {MOST_AT_ONCE}")
     return notes

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 
 import pytest
 
 from sgl_det.probe.client import Facts
 from sgl_det.soak import answers, oracle, verb
 from sgl_det.soak.answers import cut_difference, difference, native_parts
+from sgl_det.soak.draw import Draw
 from sgl_det.soak.kinds import KINDS, plan, usable
-from sgl_det.soak.send import ways
+from sgl_det.soak.send import Entry, ways
 
 
 def facts(**given) -> Facts:
@@ -145,3 +147,29 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     path.write_text('{"key": "k"}')
     with pytest.raises(oracle.ProbeError, match="is not a file for --oracle-file"):
         oracle.load(path, "k", facts())
+
+
+def test_acts_are_random_and_well_formed():
+    items = plan(facts(), 0, 66, list(KINDS))
+    book = {i.name: Entry(i, {"tokens": [1] * i.new_tokens}) for i in items}
+    draw = Draw(book, random.Random(0), 0.1)
+    acts = [draw.one() for _ in range(3000)]
+    flat = [act for several in acts for act in several]
+    assert {book[a.names[0]].item.kind for a in flat} == set(KINDS)
+    assert {a.way for a in flat} == {w for i in items for w in ways(i)}
+    for several in acts:
+        turns = [book[a.names[0]].item.after for a in several]
+        assert turns[1:] == [a.names[0] for a in several][:-1]  # each follows the one before
+    rids = [a.options["rid"] for a in flat if "rid" in a.options]
+    # SGLang aborts by the beginning of an id.
+    assert len({*rids}) == len(rids) > 100 and len({len(r) for r in rids}) == 1
+
+
+def test_pressure_is_as_large_as_asked_and_cuts_nothing():
+    items = plan(facts(), 0, 66, list(KINDS))
+    draw = Draw({i.name: Entry(i, {}) for i in items}, random.Random(0), 0.1)
+    sizes = {i.name: i.footprint for i in items}
+    found = [act for (act,) in draw.pressing(500, 9000)]
+    assert sum(sizes[a.names[0]] for a in found) >= 9000
+    assert {a.way for a in found} <= {"plain", "stream", "quiet"}
+    assert len(draw.pressing(5, 9000)) == 5 and draw.pressing(0, 9000) == draw.pressing(5, -1) == []
