@@ -24,7 +24,8 @@ _JITTER_S = 0.03
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """What came back: attempts in which the target, or only its neighbours, differed.
+    """What came back: how many attempts were made, and in how many the target, or only its
+    neighbours, differed.
 
     cold: how the target, alone and cold, differs from the recorded oracle, under the same key.
     """
@@ -76,11 +77,14 @@ async def replay(
     record: dict[str, Any],
     *,
     times: int = 10,
+    keep_going: bool = False,
     api_key: str | None = None,
     progress: bool = True,
     timeout_s: float = 300.0,
 ) -> Replayed:
-    """Send the recorded neighbourhood so many times, half of them on a cold cache.
+    """Send the recorded neighbourhood up to so many times, half of them on a cold cache.
+
+    It ends when something differs, unless keep_going.
 
     Under the recorded key answers are compared with the recorded oracle; under another one (a
     server with a fix has another) with this server's own, measured first. Raises ProbeError, or
@@ -96,7 +100,7 @@ async def replay(
             cold = difference(book[target].expected, alone)
         else:
             book = await _measured_here(server, book)
-        counts, first = {"target": 0, "others": 0}, ""
+        counts, first, i = {"target": 0, "others": 0}, "", 0
         for i in tqdm(range(times), desc="replay", disable=not progress, leave=False):
             if i % 2 == 0:
                 await server.flush()
@@ -105,12 +109,14 @@ async def replay(
                 counts["target" if target in found else "others"] += 1
                 name = target if target in found else next(iter(found))
                 first = first or f"{name}: {found[name]}"
+                if not keep_going:
+                    break
     return Replayed(
         url=url,
         request=target,
         key=facts.key,
         recorded_key=record["key"],
-        times=times,
+        times=i + 1,
         **counts,
         cold=cold,
         first=first,

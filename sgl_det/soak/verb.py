@@ -21,11 +21,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the first mismatch is written (soak-mismatch.json)",
     )
     parser.add_argument("--replay", metavar="FILE", help="send a recorded mismatch again")
-    parser.add_argument("--times", type=int, default=10, metavar="N", help="attempts of a replay")
+    parser.add_argument(
+        "--times", type=int, default=10, metavar="N", help="attempts of a replay, at most"
+    )
     parser.add_argument("--kinds", metavar="A,B", help="only these kinds, claimed or not")
     parser.add_argument("--oracle", type=int, metavar="N", help="how many requests have an oracle")
     parser.add_argument("--oracle-file", metavar="FILE", help="read the oracle, or write it")
-    parser.add_argument("--keep-going", action="store_true", help="count mismatches, do not stop")
+    parser.add_argument(
+        "--keep-going", action="store_true", help="do not end at the first mismatch"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of requests and load")
     parser.add_argument("--api-key", metavar="KEY", help="the server's API key")
 
@@ -84,7 +88,15 @@ def _replay(args: argparse.Namespace) -> int:
     from sgl_det.soak.replay import load, replay
 
     record = load(args.replay)
-    found = asyncio.run(replay(args.url, record, times=args.times, api_key=args.api_key))
+    found = asyncio.run(
+        replay(
+            args.url,
+            record,
+            times=args.times,
+            keep_going=args.keep_going,
+            api_key=args.api_key,
+        )
+    )
     print(found.text())
     _write(args.json, found.to_json())
     return 1 if found.reproduced else 0

@@ -11,7 +11,7 @@ from sgl_det.server_process import ServerProcess, running
 from support import CPU, arguments
 
 # SGLang admits by what it expects of answers; with little caution it has to retract some.
-FLAGS = ("--max-total-tokens", "3000", "--schedule-conservativeness", "0.1", "--enable-metrics")
+FLAGS = ("--max-total-tokens", "2000", "--schedule-conservativeness", "0.1", "--enable-metrics")
 PLANT = Path(__file__).parent / "plant"
 
 

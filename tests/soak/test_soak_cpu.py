@@ -45,9 +45,9 @@ def test_a_planted_break_is_found_within_a_minute_and_replayed(servers, tmp_path
     kept = json.loads(Path(record).read_text())
     assert kept["key"] == found["key"] and len(kept["acts"]) > 1
     again = ("--replay", record)
-    assert main(["soak", "--url", planted.url, *again, "--times", "6"]) == 1
+    assert main(["soak", "--url", planted.url, *again, "--times", "8"]) == 1
     assert "\nREPRODUCED" in capsys.readouterr().out
-    assert main(["soak", "--url", servers["ours"].url, *again, "--times", "3"]) == 0
+    assert main(["soak", "--url", servers["ours"].url, *again, "--times", "2"]) == 0
     assert "NOT REPRODUCED" in capsys.readouterr().out
 
 
