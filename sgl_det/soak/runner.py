@@ -18,7 +18,7 @@ from sgl_det.soak.kinds import KINDS, plan, usable
 from sgl_det.soak.load import MOST_AT_ONCE, Load
 from sgl_det.soak.result import Result
 from sgl_det.soak.send import Entry
-from sgl_det.soak.wire import ServerFailed, SoakServer
+from sgl_det.soak.wire import SoakServer
 
 # Requests with an oracle: as many as these minutes are worth, within limits.
 _LEAST, _A_MINUTE, _MOST = 66, 30, 330
@@ -45,8 +45,9 @@ async def soak(
     users: the cache is emptied now and then. kinds: names of `KINDS`, those that the server claims
     by default. requests: how many have an oracle. oracle_file: read if it is there, else written.
     record_file: where the first mismatch is written, for `replay`. keep_going: count mismatches
-    instead of ending at the first. Raises ProbeError, with one sentence, when the soak cannot be
-    run to its end though the server did not fail, and ValueError for an unknown kind.
+    instead of ending at the first. Raises, with one sentence, ProbeError when the soak cannot be
+    run to its end though the server did not fail, ServerFailed when it failed before the load, and
+    ValueError for an unknown kind.
     """
     async with SoakServer(url, api_key, timeout_s) as server:
         facts = await server.discover()
@@ -126,10 +127,7 @@ async def _oracle(
     items = plan(facts, seed, n, kinds)
     bar.reset(total=len(items))
     bar.set_description_str("oracle", refresh=False)
-    try:
-        book, pace_s = await oracle.measured(server, items, bar.update)
-    except ServerFailed as e:
-        raise ProbeError(f"no oracle could be measured: {e}") from None
+    book, pace_s = await oracle.measured(server, items, bar.update)
     if path:
         oracle.save(Path(path), book, facts.key, seed, pace_s)
     return book, pace_s

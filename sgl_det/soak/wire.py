@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -74,6 +75,18 @@ class SoakServer(Server):
     async def abort(self, rid: str) -> None:
         async with self.opened("/abort_request", {"rid": rid}):
             pass
+
+    async def flush(self) -> None:
+        """As `Server.flush`, but a dead server is its own failure."""
+        refused: Refused | None = None
+        for _ in range(20):
+            try:
+                async with self.opened("/flush_cache?timeout=20", {}):
+                    return
+            except Refused as e:
+                refused = e
+                await asyncio.sleep(0.25)
+        raise ProbeError(f"{refused}; is somebody else using the server?")
 
     async def try_flush(self) -> bool:
         """Whether the prefix cache was emptied; a busy server refuses."""
