@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import secrets
 from collections import defaultdict
 
 from sgl_det.soak.send import (
@@ -35,7 +36,7 @@ class Draw:
     def __init__(self, book: Book, rng: random.Random, pace_s: float):
         self._book, self._rng, self._pace_s = book, rng, pace_s
         self._number = 0
-        self._run = f"{rng.getrandbits(40):010x}"
+        self._run = secrets.token_hex(5)  # two soaks of one seed do not abort each other's
         self._kinds: dict[str, list[str]] = defaultdict(list)
         groups: dict[str, list[str]] = defaultdict(list)
         for name, entry in book.items():
