@@ -151,19 +151,23 @@ async def _stream(
             raw.append(event)
             if len(raw) == parts:
                 break
+    ended = parts is not None or "rid" in body
     if not raw:
-        if parts is None and "rid" not in body:
+        if not ended:
             raise ServerFailed(f"POST {item.route} ended a stream without a part")
         return None
     last = json.loads(raw[-1])
     if "error" in last:
+        if "rid" in body and "abort" in str(last).lower():  # it had not begun
+            return None
         raise ServerFailed(f"POST {item.route} broke off its stream: {str(last)[:300]}")
     only, meta = None, last["meta_info"]
     if len(last["output_ids"]) < meta["completion_tokens"]:
         # Each part holds what is new in it.
         last = joined_stream([json.loads(x) for x in raw])
         only = ("tokens", "logprobs", "top", "finish", "prompt_length")
-    return Reply(item.name, native_parts(last), only, meta["finish_reason"] is None, meta)
+    cut = ended and meta["finish_reason"] is None
+    return Reply(item.name, native_parts(last), only, cut, meta)
 
 
 async def _aborted(server: SoakServer, item: Item, body: dict[str, Any], act: Act) -> list[Reply]:

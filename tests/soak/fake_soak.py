@@ -1,7 +1,8 @@
 """A make-believe SGLang server for the soak: streams in parts, aborts, conversations, leaks.
 
 An answer is a function of its request and of `leak`: "batch" lets the number of requests in flight
-in, where it is RARE; "dies" answers 500 after some requests; "key" changes the key then.
+in, where it is RARE; "dies" answers 500 after some requests; "key" changes the key then;
+"breaks" ends each stream after its first part.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class FakeSoak:
             for n in [*range(1, asked, max(1, asked // 6)), asked]:
                 part, before = answer(body, n, before), n
                 await reply.write(f"data: {json.dumps(part)}\n\n".encode())
-                if body.get("rid") in self.aborted:
+                if body.get("rid") in self.aborted or self.leak == "breaks":
                     break
                 await asyncio.sleep(0)
             await reply.write(b"data: [DONE]\n\n")

@@ -74,6 +74,12 @@ def test_mismatches_are_counted_where_asked():
     assert result.to_json()["mismatches"] > 1 and result.seconds >= 8 and not result.passed
 
 
+def test_a_stream_that_breaks_off_is_a_mismatch():
+    result = drive(FakeSoak("breaks"), kinds=["greedy"], requests=4)
+    assert result.verdict == DIVERGED and result.first["way"] == "stream"
+    assert result.first["difference"]["part"] == "length"
+
+
 def test_a_server_that_fails_ends_the_soak():
     result = drive(FakeSoak("dies"))
     assert (result.verdict, result.passed) == (FAILED, False)
