@@ -1,4 +1,4 @@
-"""``sgl-det VERB``: serve, check, probe, bench, make-model."""
+"""``sgl-det VERB``: serve, check, probe, soak, bench, make-model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from importlib import import_module
 VERBS = {
     "check": ("sgl_det.check", "do the patches fit the installed SGLang, or wheels given by path"),
     "probe": ("sgl_det.probe.verb", "drive a running server through the axes and compare bits"),
+    "soak": (
+        "sgl_det.soak.verb",
+        "mixed load for hours: every answer is compared with its bits alone",
+    ),
     "bench": ("sgl_det.bench.verb", "stock SGLang and sgl_det under the same load, in turn"),
     "make-model": ("sgl_det.make_model.verb", "write a checkpoint from a config and a seed"),
 }

@@ -46,6 +46,7 @@ PRINT = {
     "sgl_det/probe/verb.py",
     "sgl_det/readme.py",
     "sgl_det/report.py",
+    "sgl_det/soak/verb.py",
 }
 
 
@@ -183,7 +184,8 @@ def test_verbs_and_flags_are_frozen():
     """A new verb or flag is a decision: add it here and to the README."""
     from sgl_det import cli, config
 
-    assert {"serve", *cli.VERBS} == {"serve", "check", "probe", "bench", "make-model"}
+    verbs = {"serve", "check", "probe", "soak", "bench", "make-model"}
+    assert {"serve", *cli.VERBS} == verbs
     assert config.flags() == [
         "--det-allow",
         "--det-expect-key",

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from sgl_det.axis import Axis
-from sgl_det.probe.client import ProbeError, joined_stream, native_answer
+from sgl_det.probe.client import ProbeError
 from sgl_det.probe.compare import Answer, compare, hex_bits
+from sgl_det.probe.replies import joined_stream, native_answer
 from sgl_det.probe.table import AxisResult, Report, Tally, verdict
 
 

@@ -399,7 +399,6 @@ def test_what_would_crash_cannot_be_lifted(resolve):
     "argument, axes",
     [
         ({"allow_auto_truncate": True}, {Axis.RESTART}),
-        ({"enable_priority_scheduling": True}, {Axis.PREEMPTION}),
         ({"grammar_backend": "outlines"}, {Axis.STRUCTURED}),
     ],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from sgl_det.arguments import claimed, neutral, not_claimed, part_of, refused
-from sgl_det.axis import Axis
+from sgl_det.arguments import claimed, neutral, part_of, refused
 
 _ORDER = "changes the order of requests, on which no row's bits depend"
 _WAIT = "delays the admission of requests, on which no row's bits depend"
@@ -27,9 +26,8 @@ SCHEDULE = {
     "max_prefill_tokens": claimed("bounds the prefill batch, on which no row's bits depend"),
     "prefill_max_requests": claimed("bounds the prefill batch, on which no row's bits depend"),
     "schedule_policy": claimed(_ORDER),
-    "enable_priority_scheduling": not_claimed(
-        "preemption by priority has not been tested, only retraction has",
-        Axis.PREEMPTION,
+    "enable_priority_scheduling": claimed(
+        "which request runs first; one that gives way is computed anew, as after a retraction"
     ),
     "disable_priority_preemption": claimed(_ORDER),
     "default_priority_value": claimed(_ORDER),

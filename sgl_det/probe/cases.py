@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sgl_det.axis import Axis
-from sgl_det.probe.client import Facts, ProbeError, Server, native_answer
+from sgl_det.probe.client import Facts, ProbeError, Server
 from sgl_det.probe.compare import NOT_A_NUMBER, Answer
 from sgl_det.probe.prompts import Prompt, Prompts
+from sgl_det.probe.replies import native_answer
 
 TOP_LOGPROBS = 5
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from sgl_det.axis import Axis
 from sgl_det.probe.cases import TOP_LOGPROBS, Ask, Case, Context, Seen, batch_case
-from sgl_det.probe.client import joined_stream, native_answer
 from sgl_det.probe.compare import Answer, hex_bits
 from sgl_det.probe.prompts import Prompt
+from sgl_det.probe.replies import joined_stream, native_answer
 
 
 def streaming(ctx: Context) -> list[Case]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from sgl_det.axis import Axis
 from sgl_det.probe.cases import Ask, Case, Context, Seen, batch_case
 from sgl_det.probe.cases_prefill import continued, cut, holds, reads_decoded, rescored, warmed
-from sgl_det.probe.client import native_answer
 from sgl_det.probe.prompts import Prompt
+from sgl_det.probe.replies import native_answer
 
 TILES = (64, 128)
 AROUND = (-1, 0, 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sgl_det.axis import Axis
 from sgl_det.probe.cases import Ask, Case, Context, Seen, Skip, batch_case
-from sgl_det.probe.client import native_answer, top_entries
 from sgl_det.probe.compare import Answer, hex_bits
 from sgl_det.probe.prompts import Prompt
+from sgl_det.probe.replies import native_answer, top_entries
 
 CHUNK_NEW_TOKENS = 8
 

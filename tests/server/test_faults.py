@@ -22,7 +22,7 @@ import faults
 import sampled
 from faults import answers, body, events, nothing_left, scheduler_of, series, tree, until
 from sgl_det.kernels import cpu_build
-from sgl_det.probe.client import joined_stream
+from sgl_det.probe.replies import joined_stream
 from sgl_det.server_process import ServerProcess, running
 from support import CPU, arguments
 

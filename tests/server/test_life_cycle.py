@@ -15,7 +15,7 @@ import requests
 
 import sampled
 from sampled import TIMEOUT, bits, parameters, post, prompt
-from sgl_det.probe.client import joined_stream
+from sgl_det.probe.replies import joined_stream
 from sgl_det.server_process import ServerProcess, running
 from support import CPU, arguments
 
