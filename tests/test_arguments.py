@@ -18,8 +18,8 @@ from sgl_det.refusals import VARIABLES, names
 # A change here is a change of what is promised: look at the argument before changing the number.
 COUNTS = {
     Verdict.NEUTRAL: 329,
-    Verdict.CLAIMED: 46,
-    Verdict.NOT_CLAIMED: 4,
+    Verdict.CLAIMED: 47,
+    Verdict.NOT_CLAIMED: 3,
     Verdict.REFUSED: 79,
 }
 ARGUMENTS = 458

@@ -222,8 +222,8 @@ def test_shapes_and_dtypes_are_checked(wrong, match):
 
 
 def test_no_rows_have_no_tokens(launch):
-    none = torch.zeros(0)
-    assert draw(torch.zeros(0, 7), [none] * 4, none.long(), none.long(), launch).shape == (0,)
+    none = torch.zeros(0).long()
+    assert draw(torch.zeros(0, 7), [none.float()] * 4, none, none, launch).shape == (0,)
 
 
 if ACTIVE:
@@ -237,34 +237,6 @@ if ACTIVE:
         whole = draw(logits, given, zero, zero, launch)
         with pytest.raises(AssertionError, match="differ"):
             assert_bitwise_equal(draw(logits, given, zero, zero, LAUNCHES[0]), whole)
-
-    # Lists that most bins fit into, and none; rows in three slices.
-    WARPS = [Launch(128, 128, 512, 3), Launch(128, 128, 2, 3)]
-
-    def dense(seed=4):
-        """Rows with many logits, equal ones too, in the bin that the kept set ends in."""
-        logits, given, *numbers = mixed(1203, seed)
-        some = slice(3, 11)
-        return logits[some] / 10, [x[some] for x in given], *(x[some] for x in numbers)
-
-    @pytest.mark.parametrize("warps", WARPS, ids=["listed", "counted"])
-    def test_no_bit_follows_the_order_of_threads(warps, monkeypatch):
-        logits, given, *numbers = dense()
-        want = draw(logits, given, *numbers, warps)
-        for order in (7, 77, 777):
-            monkeypatch.setattr(cuda_emulator, "order", order)
-            assert_bitwise_equal(draw(logits, given, *numbers, warps), want, f"order {order}")
-
-    def test_control_a_missing_barrier_shows_in_some_order(monkeypatch):
-        without = ("    sync_block();\n    if (lane == 0) s.best", "    if (lane == 0) s.best")
-        monkeypatch.setattr(cuda_emulator, "changed", without)
-        logits, given, *numbers = dense()
-        want = draw(logits, given, *numbers, WARPS[0])
-        for order in range(1, 30):
-            monkeypatch.setattr(cuda_emulator, "order", 7919 * order)
-            if (draw(logits, given, *numbers, WARPS[0]) != want).any():
-                return
-        raise AssertionError("no order showed it")
 
 else:
 
