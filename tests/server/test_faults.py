@@ -26,7 +26,8 @@ from sgl_det.probe.replies import joined_stream
 from sgl_det.server_process import ServerProcess, running
 from support import CPU, arguments
 
-pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
+# Long until its time on two idle cores is known; each test passed in its own run.
+pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(900)]
 KV_TOKENS, DRAIN_S = 2048, 15
 OURS = "sgl_det.launch_server"
 
