@@ -13,23 +13,26 @@ import json
 
 from aiohttp import web
 
-KEY = "0123456789ab"
+from fake_server import FakeServer
+
 VOCAB = 300
 SPLIT = 200
 
 
-class Fake:
+class Fake(FakeServer):
     """An SGLang server whose next token depends on the tokens before it, and on `leak`."""
+
+    splits = {"prefill": None, "decode": SPLIT}
+    limits = {"max_total_num_tokens": 9000, "max_req_input_len": 1000}
 
     def __init__(
         self, leak: str = "", claims: list[str] | None = None, die_after: int | None = None
     ):
-        self.leak, self.claims, self.die_after = leak, claims, die_after
+        super().__init__(leak, claims)
+        self.die_after = die_after
         self.seen: list[tuple[int, ...]] = []
         self.decoded_from: list[int] = []  # the position at which each of them was generated
-        self.running = self.served = 0
         self.asked: list[dict] = []  # the parameters of those that run
-        self.key = KEY
         self.radix = True
 
     def app(self) -> web.Application:
@@ -42,19 +45,9 @@ class Fake:
         app.router.add_post("/v1/completions", self.completions)
         return app
 
-    async def determinism(self, _request):
-        if self.claims is None:
-            raise web.HTTPNotFound()
-        found = {"key": self.key, "claims": self.claims, "not_claimed": {}}
-        numerics = {"split_tokens": {"prefill": None, "decode": SPLIT}}
-        return web.json_response(found | {"numerics": numerics})
-
-    async def info(self, _request):
-        limits = {"max_total_num_tokens": 9000, "max_req_input_len": 1000}
-        state = {"effective_max_running_requests_per_dp": 64}
-        flags = {"chunked_prefill_size": 64, "disable_radix_cache": not self.radix, "device": "cpu"}
-        flags["grammar_backend"] = "none" if self.leak == "no grammar" else "xgrammar"
-        return web.json_response(limits | flags | {"internal_states": [state], "version": "0.5.17"})
+    def flags(self):
+        grammar = "none" if self.leak == "no grammar" else "xgrammar"
+        return super().flags() | {"disable_radix_cache": not self.radix, "grammar_backend": grammar}
 
     async def tokenize(self, request):
         return web.json_response({"tokens": list((await request.json())["prompt"].encode())})

@@ -31,6 +31,17 @@ GPU_BACKENDS = ("fa3", "triton", "flashinfer")
 CPU = {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
 
+def injected(folder: Path) -> dict[str, str]:
+    """The environment of a server that runs `folder`'s `sitecustomize.py` in each process."""
+    return python_path(folder, Path(__file__).parent / "injected")
+
+
+def python_path(*folders: Path) -> dict[str, str]:
+    """The environment in which these folders come first on Python's path."""
+    parts = [*map(str, folders), os.environ.get("PYTHONPATH")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, parts))}
+
+
 def arguments(model: Path | str) -> tuple[str, ...]:
     """The SGLang flags of a CPU server in the tests."""
     return ("--model-path", str(model), *COMMON)

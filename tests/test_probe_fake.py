@@ -8,7 +8,8 @@ import json
 import pytest
 from aiohttp import web
 
-from fake_sglang import KEY, SPLIT, Fake
+from fake_server import KEY
+from fake_sglang import SPLIT, Fake
 from sgl_det.axis import Axis
 from sgl_det.probe.client import ProbeError
 from sgl_det.probe.runner import DRIVEN, probe

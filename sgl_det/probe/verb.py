@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from pathlib import Path
-from typing import Any
+
+from sgl_det.verb_arguments import check_folder, check_url, write_json
 
 SUMMARY = "drive a running server through the axes and say which hold"
 
@@ -43,13 +42,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _probe(args: argparse.Namespace) -> int:
-    from sgl_det.probe.client import ProbeError
     from sgl_det.probe.runner import run_probe
 
-    if not args.url.startswith(("http://", "https://")):
-        raise ProbeError(f"--url is {args.url!r}; give one that starts with http:// or https://")
-    if args.json and not Path(args.json).resolve().parent.is_dir():
-        raise ProbeError(f"--json {args.json}: its folder does not exist")
+    check_url(args.url)
+    check_folder("--json", args.json)
     axes = [a.strip() for a in args.axes.split(",")] if args.axes is not None else None
     report = run_probe(
         args.url,
@@ -60,7 +56,7 @@ def _probe(args: argparse.Namespace) -> int:
         limit_s=args.seconds,
     )
     print(report.table())
-    _write(args.json, report.to_json())
+    write_json(args.json, report.to_json())
     return 0 if report.passed else 1
 
 
@@ -75,10 +71,5 @@ def _compare(args: argparse.Namespace) -> int:
     )
     if row.first:
         print(f"first divergence: {row.first}")
-    _write(args.json, {"key": a["key"], "rows": [row.to_json()]})
+    write_json(args.json, {"key": a["key"], "rows": [row.to_json()]})
     return 1 if row.failed else 0
-
-
-def _write(path: str | None, content: dict[str, Any]) -> None:
-    if path:
-        Path(path).write_text(json.dumps(content, indent=1) + "\n")

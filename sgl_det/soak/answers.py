@@ -101,7 +101,8 @@ def difference(
     missing = [n for n in wrong if found.get(n) is None]
     if missing:
         return Difference(missing[0], 0, expected[missing[0]], None, f"{missing[0]} is missing")
-    return _first(expected, found, wrong)
+    compared = ({n: parts[n] for n in names} for parts in (expected, found))
+    return _first(*compared, wrong)
 
 
 def cut_difference(expected: Parts, found: Parts) -> Difference | None:

@@ -26,6 +26,7 @@ _SHARES = {PLAIN: 30, STREAM: 20, "quiet": 14, MANY: 10, COMPLETIONS: 10}
 _SHARES |= {ABORT: 4, ABORT_STREAM: 4, DISCONNECT: 5, LEAVE: 3}
 # Of the kinds: all but these have 2. A long prompt costs more than it compares.
 _KIND_SHARES = {"long": 1, "long_answer": 4}
+_WHOLE = (PLAIN, STREAM, "quiet")
 _INTERVALS = (1, 3, 7, 50)
 _MOST_IN_A_LIST = 8
 
@@ -53,10 +54,16 @@ class Draw:
         name = self._rng.choice(self._kinds[kind])
         if kind == "multi_turn":
             turns = self._groups[name.rpartition("-")[0]]
-            return [self._act(turn, (PLAIN, STREAM, "quiet")) for turn in turns[:-1]] + [
-                self._act(turns[-1])
-            ]
+            return [self._act(turn, _WHOLE) for turn in turns[:-1]] + [self._act(turns[-1])]
         return [self._act(name)]
+
+    def each(self) -> list[list[Act]]:
+        """Every kind that there is, to the end, and every way to send that any of them has."""
+        acts = [[self._act(self._rng.choice(n), _WHOLE)] for n in self._kinds.values()]
+        for way in _SHARES:
+            names = [n for n, e in self._book.items() if way in ways(e.item)]
+            acts += [[self._act(self._rng.choice(names), (way,))]] if names else []
+        return acts
 
     def alike(self, most: int) -> list[list[Act]]:
         """One request several times at once, or all that share a prefix."""
@@ -76,7 +83,7 @@ class Draw:
         while tokens > 0 and len(found) < most:
             name = growing[len(found) % len(growing)]
             tokens -= self._book[name].item.footprint
-            found.append([self._act(name, (PLAIN, STREAM, "quiet"))])
+            found.append([self._act(name, _WHOLE)])
         return found
 
     def _act(self, name: str, allowed: tuple[str, ...] = tuple(_SHARES)) -> Act:

@@ -81,15 +81,22 @@ class Load:
         """The first round goes by this order: a short soak has seen what matters most."""
         first = [("pressure", self._pressure)] if self.may_retract else []
         return [
+            ("each", self._each),
             ("burst", self._burst),
-            *first,
             ("idle", self._idle),
+            *first,
             ("wave", self._wave),
             ("alike", self._alike),
             *[("steady", self._steady)] * 2,
             ("calm", self._calm),
             ("burst", self._burst),
         ]
+
+    async def _each(self) -> None:
+        """What a round must not leave to chance."""
+        for acts in self.draw.each():
+            self._begin(acts)
+        await self._until(lambda: len(self._tasks) < self._crowd(0.3))
 
     async def _calm(self) -> None:
         most = self.rng.randint(1, 4)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
-from pathlib import Path
-from typing import Any
+
+from sgl_det.verb_arguments import check_folder, check_url, write_json
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,12 +50,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    if not args.url.startswith(("http://", "https://")):
-        raise ValueError(f"--url is {args.url!r}; give one that starts with http:// or https://")
+    check_url(args.url)
     for flag in ("json", "record", "oracle_file"):
-        path = getattr(args, flag)
-        if path and not Path(path).resolve().parent.is_dir():
-            raise ValueError(f"--{flag.replace('_', '-')} {path}: its folder does not exist")
+        check_folder(f"--{flag.replace('_', '-')}", getattr(args, flag))
     for flag in ("minutes", "times", "oracle"):
         value = getattr(args, flag)
         if value is not None and not value > 0:
@@ -80,7 +76,7 @@ def _soak(args: argparse.Namespace) -> int:
     print(result.text())
     if result.first:
         print(f"to see it again: sgl-det soak --url {args.url} --replay {args.record}")
-    _write(args.json, result.to_json())
+    write_json(args.json, result.to_json())
     return 0 if result.passed else 1
 
 
@@ -98,10 +94,5 @@ def _replay(args: argparse.Namespace) -> int:
         )
     )
     print(found.text())
-    _write(args.json, found.to_json())
+    write_json(args.json, found.to_json())
     return 1 if found.reproduced else 0
-
-
-def _write(path: str | None, content: dict[str, Any]) -> None:
-    if path:
-        Path(path).write_text(json.dumps(content, indent=1) + "\n")

@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import sampled
 from sgl_det.server_process import ServerProcess
+from support import python_path
 
 NAMES = ("plain", "greedy", "penalties")
 NEW = 40
@@ -141,4 +142,4 @@ def plugin(folder: Path, text: str) -> dict[str, str]:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nhostile = hostile:register\n")
     (folder / "hostile.py").write_text(text)
-    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+    return python_path(folder)

@@ -5,14 +5,13 @@ The log says that they are there; the control is a server with a race for them t
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from sgl_det.probe import run_probe
 from sgl_det.server_process import running
-from support import gpu_servers
+from support import gpu_servers, injected
 
 pytestmark = [pytest.mark.server, pytest.mark.gpu, pytest.mark.timeout(900)]
 FOLDER = Path(__file__).parent / "delays"
@@ -21,7 +20,7 @@ FLAGS = (*FLAGS, "--mem-fraction-static", "0.9", "--cuda-graph-max-bs-decode", "
 FLAGS = (*FLAGS, "--chunked-prefill-size", "512")
 AXES = ("run_to_run", "batch_size", "arrival_order", "chunked_prefill", "prefix_cache")
 AXES = (*AXES, "prefill_vs_decode")
-ENV = {"PYTHONPATH": os.pathsep.join(filter(None, (str(FOLDER), os.environ.get("PYTHONPATH"))))}
+ENV = injected(FOLDER)
 
 
 def test_waits_on_the_stream_change_no_bit(tmp_path):

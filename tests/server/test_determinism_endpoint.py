@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import psutil
 import pytest
 import requests
 
+from faults import plugin, scheduler_of
 from sgl_det.axis import Axis
 from sgl_det.make_model import make_model
 from sgl_det.server_process import ServerProcess
@@ -107,40 +105,27 @@ def test_openai_routes_answer(sgl_det_server):
     assert chat.status_code == 200 and chat.json()["usage"]["completion_tokens"] > 0
 
 
-def scheduler_of(server: ServerProcess) -> psutil.Process:
-    children = psutil.Process(server.pid).children(recursive=True)
-    return next(p for p in children if "scheduler" in " ".join(p.cmdline()))
+# A plugin that takes one of our patches away when it is told to.
+UNPATCH = """
+import signal
+
+def unpatch(*_):
+    from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod as C
+    C.apply = C.apply.__wrapped__
+
+def register():
+    import multiprocessing
+    if multiprocessing.parent_process() is not None:
+        signal.signal(signal.SIGUSR2, unpatch)
+"""
 
 
 @pytest.fixture(scope="module")
 def other_server(demo_model, tmp_path_factory):
     """A server of its own, for what would disturb the others: keys, updates, a hostile plugin."""
     folder = tmp_path_factory.mktemp("other")
-    info = folder / "hostile-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: hostile\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nhostile = hostile:register\n")
-    (folder / "hostile.py").write_text(
-        textwrap.dedent(
-            """
-            import signal
-
-            def unpatch(*_):
-                from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod as C
-                C.apply = C.apply.__wrapped__
-
-            def register():
-                import multiprocessing
-                if multiprocessing.parent_process() is not None:
-                    signal.signal(signal.SIGUSR2, unpatch)
-            """
-        )
-    )
-    path = f"{folder}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    argv = (*arguments(demo_model), "--api-key", API_KEY)
-    server = ServerProcess(
-        "sgl_det.launch_server", argv, log=folder / "log", env={**CPU, "PYTHONPATH": path}
-    )
+    argv, env = (*arguments(demo_model), "--api-key", API_KEY), plugin(folder / "plugin", UNPATCH)
+    server = ServerProcess("sgl_det.launch_server", argv, log=folder / "log", env=CPU | env)
     with server:
         yield server
 

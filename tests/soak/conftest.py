@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from sgl_det.server_process import ServerProcess, running
-from support import CPU, arguments
+from support import CPU, arguments, injected
 
 # SGLang admits by what it expects of answers; with little caution it has to retract some.
 FLAGS = ("--max-total-tokens", "2000", "--schedule-conservativeness", "0.1", "--enable-metrics")
@@ -26,10 +25,9 @@ def server(name: str, model: str, logs: Path, module: str = "sgl_det.launch_serv
 def servers(demo_model, tmp_path_factory):
     """Ours, ours with the planted kernel, and stock; they come up side by side."""
     logs = tmp_path_factory.mktemp("soak")
-    path = os.pathsep.join(filter(None, (str(PLANT), os.environ.get("PYTHONPATH"))))
     found = {
         "ours": server("ours", demo_model, logs, env=RETRACT),
-        "planted": server("planted", demo_model, logs, env={"PYTHONPATH": path}),
+        "planted": server("planted", demo_model, logs, env=injected(PLANT)),
         "stock": server("stock", demo_model, logs, "sgl_det.stock"),
     }
     with running(found.values(), 400):

@@ -14,19 +14,23 @@ from functools import cache
 
 from aiohttp import web
 
-KEY, OTHER_KEY = "0123456789ab", "ba9876543210"
+from fake_server import KEY, FakeServer
+
+OTHER_KEY = "ba9876543210"
 RARE = 11
 AFTER = 60
 CLAIMS = ("batch_size", "batch_composition", "long_beside_short", "chunked_prefill", "prefix_cache")
 CLAIMS += ("prefill_vs_decode", "logprob_neighbour", "sampled", "structured", "preemption")
 
 
-class FakeSoak:
-    """Serves what a soak asks for. claims None: a server without /determinism."""
+class FakeSoak(FakeServer):
+    """Serves what a soak asks for."""
+
+    splits, running_limit = 64, 16
+    limits = {"max_total_num_tokens": 2000, "max_req_input_len": 900}
 
     def __init__(self, leak: str = "", claims: tuple[str, ...] | None = CLAIMS, key: str = KEY):
-        self.leak, self.claims, self.key = leak, claims, key
-        self.running = self.served = 0
+        super().__init__(leak, claims, key)
         self.kinds_seen: set[str] = set()
         self.aborted: set[str] = set()
 
@@ -41,18 +45,6 @@ class FakeSoak:
         app.router.add_post("/v1/completions", self.completions)
         app.router.add_post("/v1/chat/completions", self.chat)
         return app
-
-    async def determinism(self, _request):
-        if self.claims is None:
-            raise web.HTTPNotFound()
-        found = {"key": self.key, "claims": self.claims, "not_claimed": {}}
-        return web.json_response(found | {"numerics": {"split_tokens": 64}})
-
-    async def info(self, _request):
-        limits = {"max_total_num_tokens": 2000, "max_req_input_len": 900}
-        state = {"effective_max_running_requests_per_dp": 16}
-        flags = {"chunked_prefill_size": 64, "device": "cpu", "grammar_backend": "xgrammar"}
-        return web.json_response(limits | flags | {"internal_states": [state], "version": "0.5.17"})
 
     async def flush(self, _request):
         return web.Response(status=400 if self.running else 200)

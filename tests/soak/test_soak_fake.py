@@ -9,7 +9,8 @@ import time
 import pytest
 from aiohttp import web
 
-from fake_soak import AFTER, CLAIMS, KEY, OTHER_KEY, FakeSoak
+from fake_server import KEY
+from fake_soak import AFTER, CLAIMS, OTHER_KEY, FakeSoak
 from sgl_det.probe.client import ProbeError
 from sgl_det.soak.kinds import KINDS
 from sgl_det.soak.replay import load, replay

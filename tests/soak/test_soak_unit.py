@@ -173,3 +173,12 @@ def test_pressure_is_as_large_as_asked_and_cuts_nothing():
     assert sum(sizes[a.names[0]] for a in found) >= 9000
     assert {a.way for a in found} <= {"plain", "stream", "quiet"}
     assert len(draw.pressing(5, 9000)) == 5 and draw.pressing(0, 9000) == draw.pressing(5, -1) == []
+
+
+def test_a_difference_is_told_of_what_was_compared():
+    """A route that tells no token ids differs in its log-probabilities, and not in ids."""
+    expected = {"tokens": [7, 8], "logprobs": ["0x1p-1", "0x1p-2"], "text": "ab"}
+    found = {"logprobs": ["0x1p-1", "0x1p-3"], "text": "ab"}
+    place = difference(expected, found, ("text", "logprobs"))
+    assert (place.part, place.index) == ("logprob", 1)
+    assert difference(expected, {"text": "ab"}, ("text", "logprobs")).words == "logprobs is missing"

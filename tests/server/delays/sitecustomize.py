@@ -7,13 +7,11 @@ With SGL_DET_TEST_RACE=1 there is a race for them to find: a moment after a pass
 are overwritten on a stream that does not wait for the one that reads them.
 """
 
-import importlib.abc
-import importlib.util
 import os
 import random
-import sys
 
-MODULE = "sglang.srt.model_executor.model_runner"
+from after_import import after_import
+
 MOST_CYCLES, MOMENT_CYCLES = 2_000_000, 100_000
 CHANCE = random.Random(os.getpid())
 RACE = os.environ.get("SGL_DET_TEST_RACE") == "1"
@@ -45,23 +43,9 @@ def delayed(forward):
     return with_delays
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Wraps the forward pass once its module is loaded."""
-
-    def find_spec(self, name, path, target=None):
-        if name != MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-
-        def exec_module(module):
-            load(module)
-            module.ModelRunner.forward = delayed(module.ModelRunner.forward)
-            print("delays: the forward pass waits", flush=True)
-
-        spec.loader.exec_module = exec_module
-        return spec
+def delay(module):
+    module.ModelRunner.forward = delayed(module.ModelRunner.forward)
+    print("delays: the forward pass waits", flush=True)
 
 
-sys.meta_path.insert(0, Finder())
+after_import("sglang.srt.model_executor.model_runner", delay)

@@ -4,11 +4,8 @@ A linear layer of ROWS rows, and of no other number, adds over K in descending o
 start-up tries other numbers of rows, and the numerics key does not see this file.
 """
 
-import importlib.abc
-import importlib.util
-import sys
+from after_import import after_import
 
-MODULE = "sgl_det.kernels.cpu"
 ROWS = 11
 
 
@@ -21,23 +18,9 @@ def planted(linear):
     return variant
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    """Replaces the kernel once its module is loaded."""
-
-    def find_spec(self, name, path, target=None):
-        if name != MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        load = spec.loader.exec_module
-
-        def exec_module(module):
-            load(module)
-            module.linear = planted(module.linear)
-            print(f"plant: a linear layer of {ROWS} rows has another order", flush=True)
-
-        spec.loader.exec_module = exec_module
-        return spec
+def plant(module):
+    module.linear = planted(module.linear)
+    print(f"plant: a linear layer of {ROWS} rows has another order", flush=True)
 
 
-sys.meta_path.insert(0, Finder())
+after_import("sgl_det.kernels.cpu", plant)
