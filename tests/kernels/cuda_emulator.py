@@ -76,13 +76,26 @@ extern "C" void emulate(int of, int rows, const float *logits, const float *temp
 """
 
 
+# What the sources of the emulated kernels say, and what they say instead in a control.
+changed: tuple[str, str] | None = None
+
+
 @cache
-def built(d, group, chunk, single, launch) -> ctypes.CDLL:
+def built(d, group, chunk, single, launch, change=None) -> ctypes.CDLL:
     """The emulated kernel, of the launch that it is compiled for."""
-    return _compiled(_CHAIN, fa3_chain.defines(d, group, chunk, single, launch))
+    return _compiled(_CHAIN, fa3_chain.defines(d, group, chunk, single, launch), change)
 
 
-def _compiled(text, named) -> ctypes.CDLL:
+def _compiled(text, named, change) -> ctypes.CDLL:
+    with tempfile.TemporaryDirectory() as folder:
+        if change:
+            for path in nvrtc.SOURCES.iterdir():
+                (Path(folder) / path.name).write_text(path.read_text().replace(*change))
+            text = text.replace(str(nvrtc.SOURCES), folder)
+        return _built(text, named)
+
+
+def _built(text, named) -> ctypes.CDLL:
     flags = "-x c++ -std=c++17 -O1 -ffp-contract=off -fPIC -shared -w -o".split()
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         command = ["g++", *flags, file.name, *(f"-D{k}={v}" for k, v in named.items()), "-"]
@@ -96,7 +109,7 @@ def attend(
     """As `fa3_chain.attend`."""
     batch, heads, d = o.shape
     groups = v_pool.shape[1]
-    library = built(d, heads // groups, chunk, parts is None, launch)
+    library = built(d, heads // groups, chunk, parts is None, launch, changed)
     library.of_order(order)
     strides = v_pool.stride(0), v_pool.stride(1), table.stride(0), scores.stride(1)
     strides += o.stride(0), o.stride(1)
@@ -112,10 +125,6 @@ def attend(
     )
 
 
-# What the emulated sampler's sources say, and what they say instead in a control.
-changed: tuple[str, str] | None = None
-
-
 def sampler(launch) -> ctypes.CDLL:
     """The emulated sampler; its last step has as many threads as the others."""
     assert launch.threads == launch.finish
@@ -124,13 +133,7 @@ def sampler(launch) -> ctypes.CDLL:
 
 @cache
 def _sampler(launch, change) -> ctypes.CDLL:
-    text = _SAMPLER
-    with tempfile.TemporaryDirectory() as folder:
-        if change:
-            for path in nvrtc.SOURCES.glob("sampler*"):
-                (Path(folder) / path.name).write_text(path.read_text().replace(*change))
-            text = text.replace(str(nvrtc.SOURCES), folder)
-        library = _compiled(text, {"THREADS": launch.threads, "LIST": launch.listed})
+    library = _compiled(_SAMPLER, {"THREADS": launch.threads, "LIST": launch.listed}, change)
     library.of_weight.restype = ctypes.c_ulonglong
     library.of_weight.argtypes = [ctypes.c_float, ctypes.c_float]
     return library
