@@ -149,28 +149,6 @@ if ACTIVE:
         monkeypatch.setattr(cuda_emulator, "lazy", lazy)
         assert_bitwise_equal(case.decode(**how), want, "a ring")
 
-    @pytest.mark.parametrize("order", [7, 77, 777])
-    def test_no_bit_follows_the_order_of_threads(order, monkeypatch):
-        case = Case(SHAPES[0], [1280, 700])
-        how = {"launch": Launch(16, 4), "chunk": 1280}
-        want = case.decode(**how)
-        monkeypatch.setattr(cuda_emulator, "order", order)
-        assert_bitwise_equal(case.decode(**how), want, f"order {order}")
-
-    def test_control_a_missing_barrier_shows_in_some_order(monkeypatch):
-        """Products begin before the weights of their tile are there."""
-        case = Case(SHAPES[0], [1280, 700])
-        how = {"launch": Launch(16, 4), "chunk": 1280}
-        want = case.decode(**how)
-        without = "if (more) wait_for(&s.weighed[tile - 1], 0);"
-        monkeypatch.setattr(cuda_emulator, "changed", (without, ""))
-
-        def shows(order):
-            monkeypatch.setattr(cuda_emulator, "order", 7919 * order)
-            return not torch.equal(case.decode(**how).view(torch.uint8), want.view(torch.uint8))
-
-        assert any(map(shows, range(1, 12)))
-
 
 def test_the_size_of_a_chunk_shows():
     """Control: another order gives other bits."""

@@ -20,7 +20,7 @@ FILES = [
     "test_merge_chunks.py",
     "test_fa3_decode.py",
     "test_gpu_sampler.py",
-    "test_sampler_order.py",
+    "test_thread_order.py",
     "test_sampler_proof.py",
 ]
 

@@ -78,9 +78,9 @@ def events(server: ServerProcess, name: str) -> list[dict]:
 
 
 @contextmanager
-def stuck_reader(server: ServerProcess) -> Iterator[socket.socket]:
-    """A client that asks for a stream of some megabytes and reads its first byte only."""
-    params = {"max_new_tokens": 400, "ignore_eos": True}
+def stuck_reader(server: ServerProcess, tokens: int = 400) -> Iterator[socket.socket]:
+    """A client that asks for a stream, of 13 kB a token at least, and reads its first byte only."""
+    params = {"max_new_tokens": tokens, "ignore_eos": True}
     asked = {"input_ids": sampled.prompt("stuck"), "sampling_params": params, "stream": True}
     text = json.dumps(asked | {"return_logprob": True, "top_logprobs_num": 300}).encode()
     head = "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"

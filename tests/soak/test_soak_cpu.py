@@ -11,8 +11,7 @@ import pytest
 from sgl_det.cli import main
 from sgl_det.soak.kinds import KINDS
 
-# Long until its time on two idle cores is known; each test passed in its own run.
-pytestmark = [pytest.mark.server, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.server, pytest.mark.timeout(900)]
 
 
 def soak(server, out: Path, *argv: str) -> tuple[int, dict]:
