@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import aiohttp
 import pytest
@@ -197,17 +197,21 @@ def test_sigterm_under_load(small, oracle):
         answer = requests.post(f"{small.url}/generate", json=one, timeout=60)
         return answer.status_code == 503 and "shutting down" in answer.text
 
-    # More than the buffers between server and client hold, however fast it is generated.
     with faults.stuck_reader(small, 1500), ThreadPoolExecutor(len(faults.NAMES)) as pool:
         begun = []
-        for name in faults.NAMES:
-            pool.submit(read, name, lambda: begun.append(1))
+        reads = [pool.submit(read, n, lambda: begun.append(1)) for n in faults.NAMES]
         until(lambda: len(begun) == len(faults.NAMES))
         os.kill(small.pid, signal.SIGTERM)
         began = time.monotonic()
         until(refused)
+        wait(reads)
+        # From here on the answer that nobody reads does not end by itself.
+        pause = requests.post(
+            f"{small.url}/pause_generation", json={"mode": "in_place"}, timeout=60
+        )
+        assert pause.status_code == 200
         assert small.wait_exit(120) == 0
-    assert time.monotonic() - began > DRAIN_S  # the reader held it up so long, and no longer
+    assert time.monotonic() - began > DRAIN_S
     for name, lines in parts.items():
         read = [json.loads(x[6:]) for x in lines if x.startswith(b"data: {")]
         assert sampled.bits(joined_stream(read)) == oracle[name], name
