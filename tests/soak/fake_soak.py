@@ -1,7 +1,7 @@
 """A make-believe SGLang server for the soak: streams in parts, aborts, conversations, leaks.
 
 An answer is a function of its request and of `leak`: "batch" lets the number of requests in flight
-in, where it is RARE; "dies" answers 500 after some requests; "key" changes the key then;
+in, from RARE on; "dies" answers 500 after some requests; "key" changes the key then;
 "breaks" ends each stream after its first part.
 """
 
@@ -151,7 +151,7 @@ class FakeSoak(FakeServer):
 
     def _rows(self, what, n: int) -> list[tuple[int, float]]:
         rows = _rows(repr(what), n)
-        if self.leak == "batch" and self.running == RARE:
+        if self.leak == "batch" and self.running >= RARE:
             token, logprob = rows[-1]
             return [*rows[:-1], (token, logprob * (1 + 2**-50))]
         return rows

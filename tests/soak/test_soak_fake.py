@@ -61,7 +61,7 @@ def test_a_rare_leak_is_found_recorded_and_replayed(tmp_path):
     assert record["key"] == KEY and record["body"] and record["found"] != record["expected"]
     assert record["acts"][record["target"]]["start"] == 0 and len(record["acts"]) > 1
     assert {n for a in record["acts"] for n in a["names"]} == set(record["entries"])
-    again = serve(FakeSoak("batch"), lambda url: replay(url, record, times=8, progress=False))
+    again = serve(FakeSoak("batch"), lambda url: replay(url, record, times=20, progress=False))
     assert again.reproduced and again.cold is None
     fine = serve(FakeSoak(), lambda url: replay(url, record, times=3, progress=False))
     assert not fine.reproduced
